@@ -1,0 +1,2 @@
+//! The workspace's front door.
+fn main() {}
