@@ -1,0 +1,121 @@
+//! What a box can do, as data: a plain struct that is known before anything is created.
+
+use serde::Serialize;
+
+/// Flags and limits of a provider, or of one box as configured.
+///
+/// What a box cannot do is refused before any I/O. The conformance suite picks its cases by these flags, and a flag
+/// that is off although the case passes is a failure too.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[non_exhaustive]
+pub struct Capabilities {
+    /// The box is on this machine: it and services of this host exchange loopback URLs without a public tunnel.
+    pub local: bool,
+    /// Programs with open stdin, stdout and stderr ([`View::spawn`](crate::View::spawn)).
+    pub live_processes: bool,
+    /// Closing stdin of a live process is EOF in the box.
+    pub stdin_eof: bool,
+    /// Signals reach the whole process group and not only its leader.
+    pub group_signals: bool,
+    /// What a program leaves behind in its process group is killed when the program ends.
+    pub kills_leftovers: bool,
+    /// A pipe that nobody reads holds its writer back, so that a live process costs bounded memory.
+    pub back_pressure: bool,
+    /// Every byte value passes in argv and environment, not only UTF-8.
+    pub non_utf8_argv: bool,
+    /// Death by a signal is told from an exit code above 128.
+    pub exit_signals: bool,
+    /// A kill for lack of memory is told from an ordinary SIGKILL.
+    pub oom_detection: bool,
+    /// Largest argv and environment together, in bytes; `None` if only the kernel of the box knows.
+    pub max_argv_bytes: Option<u64>,
+    /// Largest single argument or variable, in bytes.
+    pub max_argument_bytes: Option<u64>,
+    /// How many live processes one box may have at once; `None` is no limit of ours.
+    pub max_live_processes: Option<u32>,
+    /// A write replaces the file in one step: no reader sees a part of it.
+    pub atomic_write: bool,
+    /// Permission bits can be set and are reported.
+    pub file_modes: bool,
+    /// Symbolic links survive the transfer of a directory tree.
+    pub symlinks: bool,
+    /// Reading a FIFO or a device with a limit is bounded instead of refused.
+    pub special_file_reads: bool,
+    /// The box sees the environment of this host (without API keys) below the sandbox's own variables.
+    pub inherits_host_env: bool,
+    /// Files outside the workdir are private to the box.
+    pub private_filesystem: bool,
+    /// Which ports can be reached from outside.
+    pub expose: Expose,
+    /// What can be said about outgoing traffic.
+    pub egress: Egress,
+    /// The box can be paused and resumed.
+    pub pause: bool,
+    /// GPUs can be asked for.
+    pub gpu: bool,
+    /// The provider deletes the box by itself after at most this many seconds.
+    pub max_lifetime_seconds: Option<u64>,
+}
+
+/// Which ports of a box can be reached from outside.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Expose {
+    /// None.
+    Nothing,
+    /// Only this one, declared when the box is created.
+    Port(u16),
+    /// Any.
+    AnyPort,
+}
+
+/// Who enforces a network policy, and where it has holes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Egress {
+    /// Nobody: a policy is refused.
+    Unrestricted,
+    /// The box has no way out but a proxy and relays of ours.
+    Enforced,
+    /// The provider enforces it, with the named exceptions.
+    EnforcedByProvider {
+        /// Traffic that gets out although the policy does not allow it, in words.
+        exceptions: &'static str,
+    },
+}
+
+impl Capabilities {
+    /// A box that can do nothing but run programs to their end. Providers switch on what they have.
+    pub const fn minimal() -> Self {
+        Self {
+            local: false,
+            live_processes: false,
+            stdin_eof: false,
+            group_signals: false,
+            kills_leftovers: false,
+            back_pressure: false,
+            non_utf8_argv: false,
+            exit_signals: false,
+            oom_detection: false,
+            max_argv_bytes: None,
+            max_argument_bytes: None,
+            max_live_processes: None,
+            atomic_write: false,
+            file_modes: false,
+            symlinks: false,
+            special_file_reads: false,
+            inherits_host_env: false,
+            private_filesystem: false,
+            expose: Expose::Nothing,
+            egress: Egress::Unrestricted,
+            pause: false,
+            gpu: false,
+            max_lifetime_seconds: None,
+        }
+    }
+
+    /// Whether a network policy can be applied.
+    pub fn restrictable(&self) -> bool {
+        !matches!(self.egress, Egress::Unrestricted)
+    }
+}
