@@ -1,11 +1,18 @@
 //! One contract for sandboxes.
 #![forbid(unsafe_code)]
 
+pub mod cache;
 mod capability;
 mod command;
 mod error;
+pub mod gpu;
+pub mod names;
 pub mod network;
 mod process;
+pub mod scope;
+#[cfg(test)]
+mod test_log;
+pub mod text;
 
 pub use capability::{Capabilities, Egress, Expose};
 pub use command::{
