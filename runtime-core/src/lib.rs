@@ -1,23 +1,42 @@
 //! One contract for sandboxes.
-#![forbid(unsafe_code)]
+#![deny(unsafe_code)]
 
+mod background;
 pub mod cache;
 mod capability;
+mod collect;
 mod command;
+pub mod config;
 mod error;
+mod exit;
+mod files;
 pub mod gpu;
 pub mod names;
 pub mod network;
 mod process;
+mod registry;
+mod runtime;
+mod sandbox;
 pub mod scope;
+#[cfg(all(feature = "subprocess", unix))]
+pub mod subprocess;
 #[cfg(test)]
 mod test_log;
 pub mod text;
+mod tree;
+mod view;
 
 pub use capability::{Capabilities, Egress, Expose};
+pub use collect::collect;
 pub use command::{
     Captured, Collect, Command, DEFAULT_OUTPUT_LIMIT, Env, Exec, ExitStatus, Output, OutputChunk, OutputStream,
-    PartialOutput,
+    PartialOutput, StdinMode,
 };
+pub use config::{Pacing, RuntimeConfig};
 pub use error::{Boundary, Error, ErrorKind, Result, Retry};
+pub use files::{ByteStream, Content, DirEntry, FileType, Metadata, WriteOptions, stream_error};
 pub use process::{Process, ProcessControl, ProcessHandle, ProcessStderr, ProcessStdin, ProcessStdout, Signal};
+pub use registry::{Orphan, Provider, Registry};
+pub use runtime::{BoxSpec, Runtime};
+pub use sandbox::{Builder, Phase, Sandbox};
+pub use view::{DEFAULT_READ_LIMIT, View};
