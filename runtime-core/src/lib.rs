@@ -6,6 +6,7 @@ mod capability;
 mod command;
 mod error;
 pub mod gpu;
+pub mod limiter;
 pub mod names;
 pub mod network;
 mod process;
