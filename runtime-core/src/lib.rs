@@ -10,6 +10,7 @@ pub mod limiter;
 pub mod names;
 pub mod network;
 mod process;
+pub mod retry;
 pub mod scope;
 #[cfg(test)]
 mod test_log;
