@@ -292,7 +292,17 @@ impl Sandbox {
 
     async fn create(&self, spec: &BoxSpec, boot_timeout: Duration) -> Result<()> {
         let shared = &self.view.shared;
-        let create = async { shared.runtime.create().await };
+        let create = async {
+            if let Some(pacing) = shared.config.pacing() {
+                let limiter = crate::limiter::Limiter::builder(pacing.bucket)
+                    .per_second(pacing.per_second)
+                    .dir(spec.cache.join("limiter")?)
+                    .scope(spec.run_scope.clone())
+                    .build()?;
+                limiter.acquire().await?;
+            }
+            shared.runtime.create().await
+        };
         match tokio::time::timeout(boot_timeout, create).await {
             Ok(created) => created?,
             Err(_) => {

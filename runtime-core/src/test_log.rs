@@ -1,7 +1,9 @@
 //! What a piece of code logs, for tests.
 
 use std::io;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+
+use tracing::Dispatch;
 
 #[derive(Clone, Default)]
 pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
@@ -9,6 +11,11 @@ pub(crate) struct Log(Arc<Mutex<Vec<u8>>>);
 impl Log {
     /// Collects what this thread logs, at every level, until the guard is dropped.
     pub(crate) fn install(&self) -> tracing::subscriber::DefaultGuard {
+        // While there is but one subscriber, `tracing` asks the one of the thread that first reaches a call site whether
+        // anybody listens there, and remembers the answer. Tests run on many threads: a second subscriber that lives on
+        // makes it ask all of them.
+        static SECOND: OnceLock<Dispatch> = OnceLock::new();
+        SECOND.get_or_init(|| Dispatch::new(tracing_subscriber::registry()));
         let log = self.clone();
         let subscriber = tracing_subscriber::fmt()
             .with_max_level(tracing::Level::TRACE)
