@@ -15,12 +15,19 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 const GIB: u64 = 1 << 30;
 
 fn main() {
-    let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().expect("a runtime");
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .enable_all()
+        .build()
+        .expect("a runtime");
     let dir = tempfile::tempdir().expect("a directory");
     let cache = CacheDir::at(dir.path());
     let scope = RunScope::mint();
     runtime.block_on(async {
-        let builder = || Sandbox::builder(SubprocessConfig::default()).cache(cache.clone()).run_scope(scope.clone());
+        let builder = || {
+            Sandbox::builder(SubprocessConfig::default())
+                .cache(cache.clone())
+                .run_scope(scope.clone())
+        };
         let sandbox = builder().provision().await.expect("a sandbox");
         run_true(&sandbox).await;
         echo(&sandbox).await;
@@ -34,7 +41,11 @@ async fn run_true(sandbox: &Sandbox) {
     let (mut floor, mut ours) = (Vec::new(), Vec::new());
     for round in 0..600 {
         let start = Instant::now();
-        let output = tokio::process::Command::new("true").stdin(Stdio::null()).output().await.expect("true");
+        let output = tokio::process::Command::new("true")
+            .stdin(Stdio::null())
+            .output()
+            .await
+            .expect("true");
         let bare = start.elapsed();
         assert!(output.status.success());
         let start = Instant::now();
@@ -84,8 +95,11 @@ async fn throughput(sandbox: &Sandbox) {
     let mut buffer = vec![0; 256 << 10];
     let (mut floor, mut live, mut collected) = (Vec::new(), Vec::new(), Vec::new());
     for _ in 0..5 {
-        let mut bare =
-            tokio::process::Command::new(argv[0]).args(&argv[1..]).stdout(Stdio::piped()).spawn().expect("head");
+        let mut bare = tokio::process::Command::new(argv[0])
+            .args(&argv[1..])
+            .stdout(Stdio::piped())
+            .spawn()
+            .expect("head");
         let mut stdout = bare.stdout.take().expect("piped");
         let start = Instant::now();
         let mut total = 0;
@@ -119,7 +133,13 @@ async fn throughput(sandbox: &Sandbox) {
         collected.push(start.elapsed());
         assert_eq!(output.stdout.bytes.len() as u64 + output.stdout.dropped, GIB);
     }
-    report("1 GiB of stdout, live", "bare pipe", &mut floor.clone(), &mut live, 1.25);
+    report(
+        "1 GiB of stdout, live",
+        "bare pipe",
+        &mut floor.clone(),
+        &mut live,
+        1.25,
+    );
     report("1 GiB of stdout, run", "bare pipe", &mut floor, &mut collected, 1.25);
 }
 
@@ -135,7 +155,10 @@ async fn many(builder: impl Fn() -> runtime_core::Builder) {
     }
     let elapsed = start.elapsed();
     let each = (resident().saturating_sub(before)) as f64 / COUNT as f64;
-    println!("{COUNT} live sandboxes: {:.1} KiB of our memory each (at most 64), {elapsed:.2?} in all", each / 1024.0);
+    println!(
+        "{COUNT} live sandboxes: {:.1} KiB of our memory each (at most 64), {elapsed:.2?} in all",
+        each / 1024.0
+    );
     let start = Instant::now();
     for sandbox in &sandboxes {
         sandbox.stop().await.expect("stopped");
@@ -147,8 +170,16 @@ async fn many(builder: impl Fn() -> runtime_core::Builder) {
 /// Bytes of this process in memory.
 fn resident() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:")).unwrap_or("0");
-    line.trim().split(' ').next().and_then(|kib| kib.parse::<u64>().ok()).unwrap_or(0) * 1024
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .unwrap_or("0");
+    line.trim()
+        .split(' ')
+        .next()
+        .and_then(|kib| kib.parse::<u64>().ok())
+        .unwrap_or(0)
+        * 1024
 }
 
 fn report(what: &str, against: &str, floor: &mut [Duration], ours: &mut [Duration], bound: f64) {

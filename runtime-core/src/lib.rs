@@ -11,6 +11,7 @@ mod error;
 mod exit;
 mod files;
 pub mod gpu;
+pub mod layer;
 pub mod limiter;
 pub mod names;
 pub mod network;

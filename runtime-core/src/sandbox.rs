@@ -16,6 +16,7 @@ use crate::cache::CacheDir;
 use crate::command::Env;
 use crate::config::RuntimeConfig;
 use crate::error::{Error, ErrorKind, Result};
+use crate::layer::Layer;
 use crate::network::{Policy, Routes};
 use crate::runtime::{BoxSpec, Runtime};
 use crate::scope::RunScope;
@@ -62,7 +63,6 @@ impl fmt::Display for Phase {
 }
 
 /// Prepares a [`Sandbox`].
-#[derive(Debug)]
 pub struct Builder {
     config: Box<dyn RuntimeConfig>,
     name: Option<String>,
@@ -70,6 +70,7 @@ pub struct Builder {
     run_scope: Option<RunScope>,
     cache: CacheDir,
     boot_timeout: Duration,
+    layers: Vec<Arc<dyn Layer>>,
 }
 
 impl Builder {
@@ -115,6 +116,13 @@ impl Builder {
         self
     }
 
+    /// Puts a [layer](crate::layer) around the provider. The first one added is the outermost.
+    #[must_use]
+    pub fn layer(mut self, layer: impl Layer) -> Self {
+        self.layers.push(Arc::new(layer));
+        self
+    }
+
     /// Creates the box.
     ///
     /// # Errors
@@ -131,6 +139,7 @@ impl Builder {
             run_scope,
             cache,
             boot_timeout,
+            layers,
         } = self;
         let tag = config.tag();
         let refused = |error: Error| error.with_operation("provision").with_provider(tag);
@@ -156,6 +165,7 @@ impl Builder {
             cache,
         };
         let runtime = config.build(spec.clone()).map_err(refused)?;
+        let runtime = layers.iter().rev().fold(runtime, |inner, layer| layer.wrap(inner));
         // From here on the box is owned by `sandbox`: wherever this task ends, the box does too.
         let sandbox = Sandbox {
             view: View::new(Shared::new(runtime, config, spec.name.clone()), env),
@@ -183,6 +193,17 @@ impl Builder {
                 "the executor went away during the creation",
             ))),
         }
+    }
+}
+
+impl fmt::Debug for Builder {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Builder")
+            .field("config", &self.config)
+            .field("name", &self.name)
+            .field("env", &self.env)
+            .field("layers", &self.layers.len())
+            .finish_non_exhaustive()
     }
 }
 
@@ -222,6 +243,7 @@ impl Sandbox {
             run_scope: None,
             cache: CacheDir::from_env(),
             boot_timeout: DEFAULT_BOOT_TIMEOUT,
+            layers: Vec::new(),
         }
     }
 
