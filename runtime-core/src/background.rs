@@ -70,8 +70,12 @@ impl Drop for Pending {
     }
 }
 
-/// Runs `task` to its end on the background thread, or on the current executor if that thread cannot be had.
-pub(crate) fn submit(task: impl Future<Output = ()> + Send + 'static) {
+/// Runs `task` to its end on a thread of this crate, whatever happens to the executors of the program. The process does
+/// not end before it has (for up to 30 s).
+///
+/// For what must happen after its caller went away: a kill from `Drop`, the clean-up behind a cancelled request. The
+/// task runs on an executor of its own, so what it awaits must not depend on another: a pooled connection does.
+pub fn detach(task: impl Future<Output = ()> + Send + 'static) {
     crate::exit::arm();
     let pending = Pending::new();
     let task = async move {

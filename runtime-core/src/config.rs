@@ -40,7 +40,7 @@ pub trait RuntimeConfig: fmt::Debug + Send + Sync + 'static {
     fn capabilities(&self) -> Capabilities;
 
     /// The network policy, where the provider can enforce one.
-    fn policy(&self) -> Option<&Policy> {
+    fn policy(&self) -> Option<Policy> {
         None
     }
 

@@ -29,6 +29,7 @@ pub mod text;
 mod tree;
 mod view;
 
+pub use background::detach;
 pub use capability::{Capabilities, Egress, Expose};
 pub use collect::collect;
 pub use command::{

@@ -72,7 +72,8 @@ pub trait ProcessControl: Send + Sync + 'static {
     /// Only if the process still runs and could not be signalled.
     async fn signal(&self, signal: Signal) -> Result<()>;
 
-    /// Kills the whole group without waiting: called from `Drop`, must not block and must not need an executor.
+    /// Kills the whole group without waiting: called from `Drop`, must not block and must not need the caller's executor.
+    /// Where a kill is a request, [`detach`](crate::detach) it.
     fn start_kill(&self);
 
     /// Called once after the end was seen and the streams were drained: kill what is left of the group and let go of
@@ -296,7 +297,8 @@ reader! {
 }
 
 reader! {
-    /// Standard error of a live process. Independent of standard output: an unread one never blocks the other.
+    /// Standard error of a live process. Independent of standard output, as far as
+    /// [`Capabilities::independent_streams`](crate::Capabilities::independent_streams) says.
     ProcessStderr
 }
 

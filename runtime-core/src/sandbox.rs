@@ -495,7 +495,7 @@ impl Shared {
 
     /// The policy to enforce, if there is one that restricts anything.
     fn restriction(&self) -> Option<Policy> {
-        self.config.policy().filter(|policy| policy.is_restricted()).cloned()
+        self.config.policy().filter(Policy::is_restricted)
     }
 
     /// Whether operations may use the box, and whether a program may start in it.
@@ -539,7 +539,7 @@ impl Shared {
         self.stopping.send_replace(true);
         let shared = self.clone();
         let span = tracing::info_span!("stop", provider = self.runtime.provider(), sandbox = %self.name);
-        background::submit(async move { shared.tear_down().await }.instrument(span));
+        background::detach(async move { shared.tear_down().await }.instrument(span));
     }
 
     async fn tear_down(self: Arc<Self>) {

@@ -3,7 +3,7 @@
 //! Its own harness: the cases are children of this program.
 
 use std::path::Path;
-use std::process::Command;
+use std::process::{Command, Stdio};
 
 use runtime_core::Sandbox;
 use runtime_core::cache::CacheDir;
@@ -20,13 +20,20 @@ fn main() {
         return child(&way);
     }
     let own = std::env::current_exe().expect("this program");
-    for (way, code) in WAYS {
+    // All at once: the program in each box takes its time to die.
+    let children = WAYS.map(|(way, code)| {
         let dir = tempfile::tempdir().expect("a directory");
-        let output = Command::new(&own)
-            .arg(format!("child={way}"))
-            .env("SANDBOX_CACHE_DIR", dir.path())
-            .output()
+        let mut command = Command::new(&own);
+        command.arg(format!("child={way}")).env("SANDBOX_CACHE_DIR", dir.path());
+        let child = command
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
             .expect("a child");
+        (way, code, dir, child)
+    });
+    for (way, code, dir, child) in children {
+        let output = child.wait_with_output().expect("it ends");
         let text = String::from_utf8_lossy(&output.stderr);
         assert_eq!(output.status.code(), Some(code), "{way}: {text}");
         assert!(
