@@ -15,6 +15,7 @@ pub mod scope;
 #[cfg(test)]
 mod test_log;
 pub mod text;
+pub mod uv;
 
 pub use capability::{Capabilities, Egress, Expose};
 pub use command::{
