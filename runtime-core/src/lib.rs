@@ -5,6 +5,7 @@ mod capability;
 mod command;
 mod error;
 pub mod network;
+pub mod placement;
 mod process;
 
 pub use capability::{Capabilities, Egress, Expose};
