@@ -15,6 +15,7 @@ pub mod layer;
 pub mod limiter;
 pub mod names;
 pub mod network;
+pub mod placement;
 mod process;
 mod registry;
 pub mod retry;
