@@ -19,6 +19,8 @@ pub struct Capabilities {
     pub group_signals: bool,
     /// What a program leaves behind in its process group is killed when the program ends.
     pub kills_leftovers: bool,
+    /// What left its process group (a daemon) dies with the box at the latest.
+    pub kills_escaped: bool,
     /// A pipe that nobody reads holds its writer back, so that a live process costs bounded memory.
     pub back_pressure: bool,
     /// Every byte value passes in argv and environment, not only UTF-8.
@@ -93,6 +95,7 @@ impl Capabilities {
             stdin_eof: false,
             group_signals: false,
             kills_leftovers: false,
+            kills_escaped: false,
             back_pressure: false,
             non_utf8_argv: false,
             exit_signals: false,
