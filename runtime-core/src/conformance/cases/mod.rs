@@ -1,14 +1,16 @@
 //! The cases, a room for each part of the contract.
 
+mod deadlines;
 mod env;
 mod exec;
+mod live;
 mod streams;
 
 use crate::conformance::case::Case;
 
 /// Every case, in the order of the rooms.
 pub fn cases() -> Vec<Case> {
-    [exec::CASES, env::CASES, streams::CASES].concat()
+    [exec::CASES, env::CASES, streams::CASES, deadlines::CASES, live::CASES].concat()
 }
 
 #[cfg(test)]
