@@ -7,6 +7,8 @@ mod capability;
 mod collect;
 mod command;
 pub mod config;
+#[cfg(all(feature = "conformance", unix))]
+pub mod conformance;
 mod error;
 mod exit;
 mod files;

@@ -243,7 +243,7 @@ pub(crate) async fn delete_directory(name: &str, dir: &Path) -> Result<()> {
     }
     let dir = dir.to_path_buf();
     blocking(move || {
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(portable_processes)))]
         crate::subprocess::marker::kill_marked(MARKER, &dir)?;
         files::remove_box(&dir)
     })
