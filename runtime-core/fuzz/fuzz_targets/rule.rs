@@ -18,12 +18,19 @@ fuzz_target!(|text: &str| {
         if rule.problem().is_none() && rule.host() != Some(&HostPattern::Empty) {
             let canonical = Rule::new(rule.canonical());
             assert_eq!(canonical.problem(), None, "a canonical spelling is a rule");
-            assert_eq!(canonical.canonical(), rule.canonical(), "and its own canonical spelling");
+            assert_eq!(
+                canonical.canonical(),
+                rule.canonical(),
+                "and its own canonical spelling"
+            );
         }
     }
 
     let both = left.intersect(&right);
-    let policy = Policy { allow: vec![left.clone()], block: vec![right.clone()] };
+    let policy = Policy {
+        allow: vec![left.clone()],
+        block: vec![right.clone()],
+    };
     for (scheme, port) in [(Scheme::Https, 443), (Scheme::Http, 80), (Scheme::Tcp, 5432)] {
         let destination = Destination::new(scheme, host, port);
         let _ = (destination.to_string(), policy.decide(&destination).to_string());
@@ -34,6 +41,9 @@ fuzz_target!(|text: &str| {
         if let Some(rule) = destination.rule() {
             assert!(rule.matches(&destination), "the proposed rule admits its destination");
         }
-        assert!(!left.matches(&destination) || left.covers(&destination), "a block is never narrower than an allow");
+        assert!(
+            !left.matches(&destination) || left.covers(&destination),
+            "a block is never narrower than an allow"
+        );
     }
 });
