@@ -1,5 +1,5 @@
-//! The egress proxy against its floors, in one run: a plain reverse proxy made of the same HTTP library, and loopback
-//! without anything between. What is compared is measured in turns.
+//! The egress proxy against its floors, in one run: a plain reverse proxy made of the same HTTP library, loopback without
+//! anything between, and a relay that does nothing but copy. What is compared is measured in turns.
 
 use std::convert::Infallible;
 use std::net::SocketAddr;
@@ -24,6 +24,9 @@ const ROUND: Duration = Duration::from_millis(700);
 fn main() {
     if std::env::args().any(|argument| argument == "--memory") {
         return memory();
+    }
+    if let Some(port) = std::env::args().skip_while(|argument| argument != "--serve").nth(1) {
+        return serve(&port);
     }
     // Servers and clients have threads of their own, as other programs would.
     let others = runtime(2);
@@ -85,9 +88,11 @@ fn main() {
                 proxy.relay_route(listen().await, route).expect("a relay").address(),
             )
         });
-        let (mut direct, mut tunnelled, mut relayed) = (Vec::new(), Vec::new(), Vec::new());
+        let bare_address = proxies.block_on(bare_relay(server));
+        let (mut direct, mut bare, mut tunnelled, mut relayed) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
         for _ in 0..ROUNDS {
             direct.push(others.block_on(bulk(server, None, direction)));
+            bare.push(others.block_on(bulk(bare_address, None, direction)));
             let connect = format!(
                 "CONNECT {} HTTP/1.1\r\nProxy-Authorization: {auth}\r\n\r\n",
                 server.as_route()
@@ -103,9 +108,31 @@ fn main() {
             0.7,
         );
         report(&format!("relay {direction:?}, MB"), "direct", &direct, &relayed, 0.7);
+        report(&format!("relay {direction:?}, MB"), "bare relay", &bare, &relayed, 1.0);
     }
     let memory = std::env::current_exe().map(|exe| std::process::Command::new(exe).arg("--memory").status());
     assert!(memory.is_ok_and(|status| status.is_ok_and(|status| status.success())));
+}
+
+/// A proxy for load generators of other makes: prints its port and token, and leads to this port of loopback by the
+/// name `vf.host.internal`, until standard input ends.
+fn serve(upstream: &str) {
+    let runtime = runtime(2);
+    let proxy = runtime.block_on(async {
+        let routes = Routes::new([format!("http://vf.host.internal:{upstream}")]).expect("a route");
+        let proxy = EgressProxy::builder("bench")
+            .policy(EgressPolicy::execution(Policy::framework_only(), routes))
+            .resolver(Arc::new(Loopback))
+            .build()
+            .expect("a proxy");
+        let port = proxy.serve(listen().await).expect("served").port();
+        let env = proxy.address("127.0.0.1", port).env();
+        let url = env.get("http_proxy").and_then(|url| url.to_str()).expect("a URL");
+        println!("{port} {}", url.split([':', '@']).nth(2).expect("a token"));
+        proxy
+    });
+    let _ = std::io::Read::read_to_end(&mut std::io::stdin(), &mut Vec::new());
+    runtime.block_on(proxy.stop());
 }
 
 /// 500 boxes' proxies, each with a listener, a relay and a policy of ten rules, in a process of their own.
@@ -279,6 +306,22 @@ async fn requests(to: SocketAddr, target: Uri, auth: Option<String>, clients: us
     }
     let total: u32 = tasks.join_all().await.into_iter().sum();
     measure.rate(f64::from(total))
+}
+
+/// What any relay in a process of its own has to do.
+async fn bare_relay(to: SocketAddr) -> SocketAddr {
+    let listener = listen().await;
+    let address = listener.local_addr().expect("an address");
+    tokio::spawn(async move {
+        while let Ok((mut inside, _)) = listener.accept().await {
+            tokio::spawn(async move {
+                let mut outside = TcpStream::connect(to).await.expect("connected");
+                const BUFFER: usize = 128 << 10;
+                let _ = tokio::io::copy_bidirectional_with_sizes(&mut inside, &mut outside, BUFFER, BUFFER).await;
+            });
+        }
+    });
+    address
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -72,10 +72,10 @@ impl Drop for Exchange {
 
 /// An HTTP connection outward, for one destination under one policy. Dropping it closes it.
 struct Upstream {
-    destination: Destination,
+    destination: Arc<Destination>,
     generation: u64,
     sender: http1::SendRequest<Outgoing>,
-    verdict: Verdict,
+    is_framework: bool,
     used: Instant,
     /// Of an answer.
     deadline: Option<Deadline>,
@@ -116,7 +116,7 @@ impl Client {
     /// The connection that the request before this one left behind, if it is of use for this one.
     fn kept(&self, destination: &Destination, in_force: &InForce, once: bool) -> Option<Upstream> {
         let kept = self.upstream.lock().unwrap_or_else(PoisonError::into_inner).take()?;
-        let of_use = kept.destination == *destination
+        let of_use = *kept.destination == *destination
             && kept.generation == in_force.generation
             && !kept.quit.0.is_cancelled()
             && !kept.sender.is_closed()
@@ -140,7 +140,7 @@ pub(super) async fn answer(
         sent: AtomicBool::new(false),
         gate: Arc::clone(&client.gate),
     });
-    exchange.attempt.method(request.method().as_str());
+    exchange.attempt.method(request.method().clone());
     let response = if !is_admitted(&client.shared, request.headers()) {
         exchange.attempt.refused(Verdict::refused("unauthenticated"));
         let mut response = status(&exchange, StatusCode::PROXY_AUTHENTICATION_REQUIRED);
@@ -223,7 +223,7 @@ async fn forward(client: &Client, mut request: Request<Incoming>, exchange: Arc<
     let shared = &client.shared;
     let attempt = &exchange.attempt;
     let destination = match destination(request.uri()) {
-        Ok(destination) => destination,
+        Ok(destination) => Arc::new(destination),
         Err((code, reason)) => {
             attempt.refused(Verdict::refused(reason));
             return status(&exchange, code);
@@ -253,6 +253,7 @@ async fn forward(client: &Client, mut request: Request<Incoming>, exchange: Arc<
     if !verdict.permitted {
         return refuse(&exchange, NoWay::Refused(verdict));
     }
+    attempt.permitted(verdict);
     let inside = websocket.then(|| hyper::upgrade::on(&mut request));
     let (head, body) = request.into_parts();
     let Some(head) = outgoing_head(head, &way.destination, websocket) else {
@@ -282,8 +283,7 @@ async fn forward(client: &Client, mut request: Request<Incoming>, exchange: Arc<
                 Err(no_way) => return refuse(&exchange, no_way),
             },
         };
-        attempt.permitted(upstream.verdict.clone());
-        let limit = (!upstream.verdict.is_framework()).then_some(shared.limits.response);
+        let limit = (!upstream.is_framework).then_some(shared.limits.response);
         let failed = match send(&mut upstream, request, &exchange, limit).await {
             Ok(response) => break (response, upstream),
             Err(failed) => failed,
@@ -332,7 +332,7 @@ fn incoming(
     let (mut head, body) = response.into_parts();
     strip(&mut head.headers, false);
     head.version = Version::HTTP_11;
-    let limit = (!upstream.verdict.is_framework()).then_some(shared.limits.response);
+    let limit = (!upstream.is_framework).then_some(shared.limits.response);
     if body.is_end_stream() {
         // An answer before the end of the request ends the request.
         if exchange.sent.load(Ordering::Acquire) {
@@ -355,7 +355,7 @@ fn switched(
     exchange: Arc<Exchange>,
 ) -> Response<Reply> {
     let outside = hyper::upgrade::on(&mut response);
-    let silence = tunnel::silence(&client.shared, upstream.verdict.is_framework());
+    let silence = tunnel::silence(&client.shared, upstream.is_framework);
     // The connection's task ends by itself once the connection is taken out of it.
     upstream.quit.disarm();
     client.switch(Switched {
@@ -432,7 +432,7 @@ async fn send(
 /// A new connection outward. Its place on the board is with the task that carries it, or, for one that is to be
 /// switched, with the caller.
 async fn open(shared: &Arc<Shared>, way: Way, to_be_switched: bool) -> Result<(Upstream, Option<Entered>), NoWay> {
-    let destination = way.destination.clone();
+    let destination = Arc::clone(&way.destination);
     let Dialled {
         stream,
         entered,
@@ -476,7 +476,7 @@ async fn open(shared: &Arc<Shared>, way: Way, to_be_switched: bool) -> Result<(U
         destination,
         generation,
         sender,
-        verdict,
+        is_framework: verdict.is_framework(),
         used: Instant::now(),
         deadline: None,
         quit,

@@ -30,7 +30,7 @@ pub enum Older {
 /// Where a connection leads, as far as a policy is asked.
 #[derive(Debug, Clone)]
 pub(super) struct Way {
-    pub(super) destination: Destination,
+    pub(super) destination: Arc<Destination>,
     pub(super) tunnel: Tunnel,
     /// What it was resolved to; empty for a listener, which dials nothing itself.
     pub(super) addresses: Vec<IpAddr>,

@@ -5,6 +5,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use hyper::Method;
 use serde::Serialize;
 use tokio::sync::broadcast;
 use tokio::time::Instant;
@@ -304,8 +305,8 @@ pub(super) struct Attempt {
 struct Told {
     kind: EgressKind,
     generation: u64,
-    method: Option<String>,
-    destination: Option<Destination>,
+    method: Option<Method>,
+    destination: Option<Arc<Destination>>,
     server_name: Option<String>,
     outcome: Outcome,
     verdict: Verdict,
@@ -338,17 +339,17 @@ impl Attempt {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    pub(super) fn method(&self, method: &str) {
-        self.told().method = Some(method.to_owned());
+    pub(super) fn method(&self, method: Method) {
+        self.told().method = Some(method);
     }
 
     pub(super) fn kind(&self, kind: EgressKind) {
         self.told().kind = kind;
     }
 
-    pub(super) fn wants(&self, destination: &Destination, generation: u64) {
+    pub(super) fn wants(&self, destination: &Arc<Destination>, generation: u64) {
         let mut told = self.told();
-        told.destination = Some(destination.clone());
+        told.destination = Some(Arc::clone(destination));
         told.generation = generation;
     }
 
@@ -395,7 +396,7 @@ impl Drop for Attempt {
             at: self.at,
             generation: told.generation,
             kind: told.kind,
-            method: told.method.take(),
+            method: told.method.take().map(|method| method.to_string()),
             destination: told.destination.as_ref().map(ToString::to_string),
             server_name: told.server_name.take(),
             outcome: told.outcome,
@@ -417,7 +418,7 @@ mod tests {
 
     fn attempt(log: &EgressLog, host: &str, outcome: Outcome) {
         let policy = Policy::new(["good.example"], []).unwrap();
-        let destination = Destination::new(Scheme::Https, host, 443);
+        let destination = Arc::new(Destination::new(Scheme::Https, host, 443));
         let attempt = Attempt::new(log, &Arc::from("box"), EgressKind::Tunnel);
         attempt.wants(&destination, 1);
         let verdict = Verdict::new(&policy.decide(&destination), &destination);

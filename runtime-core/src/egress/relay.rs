@@ -37,7 +37,7 @@ impl Relay {
             .local_addr()
             .map_err(|error| Error::io("the relay's listener", error))?;
         let way = Way {
-            destination: destination.clone(),
+            destination: Arc::new(destination.clone()),
             tunnel: Tunnel::No,
             addresses: Vec::new(),
             is_route,

@@ -71,7 +71,7 @@ pub(super) async fn connect(
     };
     let in_force = shared.board.in_force();
     let scheme = in_force.policy.routes().tunnel_scheme(host, port);
-    let destination = Destination::new(scheme, host, port);
+    let destination = Arc::new(Destination::new(scheme, host, port));
     attempt.wants(&destination, in_force.generation);
     let way = Way {
         destination,

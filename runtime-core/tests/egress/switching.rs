@@ -322,6 +322,7 @@ isolated! {
         let mut raw = world.connect().await;
         raw.send(world.request("GET http://other.example/", "")).await;
         let mut server = manual.recv().await.unwrap();
+        assert!(server.read(&mut [0; 4096]).await.unwrap() > 0);
         server.write_all(b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\nhalf").await.unwrap();
         assert_eq!(raw.head().await.status, 200);
         assert_eq!(raw.rest().await, b"half");
