@@ -25,6 +25,9 @@ use crate::view::View;
 /// How long a provision may take unless told otherwise: 20 minutes, since a first use may build an image.
 const DEFAULT_BOOT_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
+/// How long a change of the network may take in all.
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// How often a failing delete is tried again before it is left to the lease.
 const DELETE_ATTEMPTS: u32 = 5;
 
@@ -348,7 +351,13 @@ impl Sandbox {
     ) -> Result<()> {
         let shared = self.view.shared.clone();
         let task = async move {
-            let result = change.await;
+            let result = match tokio::time::timeout(NETWORK_TIMEOUT, change).await {
+                Ok(result) => result,
+                Err(_) => Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!("not in force within {NETWORK_TIMEOUT:?}"),
+                )),
+            };
             if result.is_ok() {
                 shared.set_phase(Phase::Unsettled, then);
             }
