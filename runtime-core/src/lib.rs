@@ -4,6 +4,8 @@
 mod capability;
 mod command;
 mod error;
+#[cfg(all(feature = "guest", target_os = "linux"))]
+pub mod guest;
 pub mod network;
 mod process;
 
