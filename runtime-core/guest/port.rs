@@ -85,7 +85,7 @@ impl Port {
 
     /// The next request that has arrived, with its descriptors.
     pub(crate) fn next(&mut self) -> io::Result<Option<(u32, Request, Vec<OwnedFd>)>> {
-        let Some(Frame { tag, fds, message }) = self.decoder.next::<Request>().map_err(io::Error::other)? else {
+        let Some(Frame { tag, fds, message }) = self.decoder.next_frame::<Request>().map_err(io::Error::other)? else {
             return Ok(None);
         };
         if fds > self.descriptors.len() {

@@ -23,7 +23,6 @@ pub(crate) const SIGKILL: i32 = 9;
 pub(crate) const SIGTERM: i32 = 15;
 pub(crate) const SIGINT: i32 = 2;
 pub(crate) const SIGCHLD: i32 = 17;
-const SIGPIPE: i32 = 13;
 
 pub(crate) const POLLIN: i16 = 1;
 pub(crate) const POLLOUT: i16 = 4;
@@ -54,6 +53,7 @@ const RLIMIT_NOFILE: c_int = 7;
 
 #[cfg(target_arch = "x86_64")]
 mod number {
+    pub(super) const SIGACTION: i64 = 13;
     pub(super) const SETGROUPS: i64 = 116;
     pub(super) const SETRESUID: i64 = 117;
     pub(super) const SETRESGID: i64 = 119;
@@ -61,6 +61,7 @@ mod number {
 /// The generic table: aarch64, riscv64, loongarch64.
 #[cfg(not(target_arch = "x86_64"))]
 mod number {
+    pub(super) const SIGACTION: i64 = 134;
     pub(super) const SETGROUPS: i64 = 159;
     pub(super) const SETRESUID: i64 = 147;
     pub(super) const SETRESGID: i64 = 149;
@@ -147,7 +148,6 @@ unsafe extern "C" {
     fn sigdelset(set: *mut SigSet, signal: c_int) -> c_int;
     fn sigaddset(set: *mut SigSet, signal: c_int) -> c_int;
     fn sigprocmask(how: c_int, set: *const SigSet, old: *mut SigSet) -> c_int;
-    fn signal(signal: c_int, handler: usize) -> usize;
     fn kill(pid: c_int, signal: c_int) -> c_int;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
     fn setsid() -> c_int;
@@ -239,7 +239,7 @@ pub(crate) fn wipe_variable(name: &CStr) {
     }
 }
 
-/// Blocks every signal and returns a descriptor on which SIGCHLD, SIGTERM and SIGINT can be read.
+/// Blocks every signal, forgets what the guest was born to ignore, so that programs ignore nothing, and returns a descriptor on which SIGCHLD, SIGTERM and SIGINT can be read.
 pub(crate) fn take_signals() -> io::Result<OwnedFd> {
     const SIG_SETMASK: c_int = 2;
     let mut all = SigSet([0; 16]);
@@ -252,6 +252,18 @@ pub(crate) fn take_signals() -> io::Result<OwnedFd> {
             check(sigdelset(&mut all, fault))?;
         }
         check(sigprocmask(SIG_SETMASK, &all, ptr::null_mut()))?;
+        // A zeroed `sigaction` of the kernel's is the default action. By number, because the C library hides two
+        // signals. Faults keep the handlers of `std`; KILL and STOP have none, and fail.
+        let default = [0u64; 4];
+        for signal in (1..=64).filter(|signal| ![7, 11].contains(signal)) {
+            syscall(
+                number::SIGACTION as c_long,
+                signal as c_long,
+                default.as_ptr(),
+                ptr::null_mut::<u64>(),
+                8 as c_long,
+            );
+        }
         check(sigemptyset(&mut watched))?;
         for signal in [SIGCHLD, SIGTERM, SIGINT] {
             check(sigaddset(&mut watched, signal))?;
@@ -570,7 +582,6 @@ fn prepare_and_execute(shared: &Shared<'_>) -> (Step, i32) {
         if chdir(plan.cwd.as_ptr()) < 0 {
             return (Step::Chdir, errno());
         }
-        signal(SIGPIPE, 0);
         let none = SigSet([0; 16]);
         sigprocmask(SIG_SETMASK, &none, ptr::null_mut());
         if let Some(filter) = plan.filter {

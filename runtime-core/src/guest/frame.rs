@@ -779,7 +779,7 @@ impl Decoder {
             }
         }
         let wanted = match self.header() {
-            // Checked by `next` before more is read; capped here so that nothing depends on it.
+            // Checked by `next_frame` before more is read; capped here so that nothing depends on it.
             Some((len, ..)) => HEADER_LEN + len.min(MAX_REQUEST),
             None => HEADER_LEN,
         };
@@ -812,7 +812,7 @@ impl Decoder {
     ///
     /// # Errors
     /// When the bytes break the protocol. The decoder must not be used afterwards.
-    pub fn next<M: Message>(&mut self) -> Result<Option<Frame<M>>, Malformed> {
+    pub fn next_frame<M: Message>(&mut self) -> Result<Option<Frame<M>>, Malformed> {
         let Some((len, kind, fds, zero, tag)) = self.header() else {
             return Ok(None);
         };

@@ -371,10 +371,13 @@ async fn greet(reader: &mut impl FrameReader, token: &Token, timeout: Duration) 
     Ok(pid)
 }
 
+/// A frame and the descriptors that came with it.
+type Received = (Frame<Event>, Vec<OwnedFd>);
+
 /// Where frames come from.
 trait FrameReader: Send {
     /// The next frame with its descriptors; the end of the link is a failure.
-    fn next(&mut self) -> impl Future<Output = Result<(Frame<Event>, Vec<OwnedFd>), Failure>> + Send;
+    fn next(&mut self) -> impl Future<Output = Result<Received, Failure>> + Send;
 }
 
 struct SocketReader {
@@ -384,8 +387,8 @@ struct SocketReader {
 }
 
 impl SocketReader {
-    fn take(&mut self) -> Result<Option<(Frame<Event>, Vec<OwnedFd>)>, Failure> {
-        let Some(frame) = self.decoder.next::<Event>().map_err(Failure::protocol)? else {
+    fn take(&mut self) -> Result<Option<Received>, Failure> {
+        let Some(frame) = self.decoder.next_frame::<Event>().map_err(Failure::protocol)? else {
             let pending = self.descriptors.len();
             if pending > MAX_FDS || (pending > 0 && self.decoder.is_empty()) {
                 return Err(Failure::protocol("descriptors that no frame announced"));
@@ -401,7 +404,7 @@ impl SocketReader {
 }
 
 impl FrameReader for SocketReader {
-    async fn next(&mut self) -> Result<(Frame<Event>, Vec<OwnedFd>), Failure> {
+    async fn next(&mut self) -> Result<Received, Failure> {
         loop {
             if let Some(found) = self.take()? {
                 return Ok(found);
@@ -439,9 +442,9 @@ struct StreamReader<R> {
 }
 
 impl<R: AsyncRead + Send + Unpin> FrameReader for StreamReader<R> {
-    async fn next(&mut self) -> Result<(Frame<Event>, Vec<OwnedFd>), Failure> {
+    async fn next(&mut self) -> Result<Received, Failure> {
         loop {
-            if let Some(frame) = self.decoder.next::<Event>().map_err(Failure::protocol)? {
+            if let Some(frame) = self.decoder.next_frame::<Event>().map_err(Failure::protocol)? {
                 if frame.fds > 0 {
                     return Err(Failure::protocol("descriptors over a link that has none"));
                 }
