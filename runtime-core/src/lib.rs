@@ -60,6 +60,8 @@ mod error;
 mod exit;
 mod files;
 pub mod gpu;
+#[cfg(all(feature = "guest", target_os = "linux"))]
+pub mod guest;
 pub mod layer;
 pub mod limiter;
 pub mod names;
