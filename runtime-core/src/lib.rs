@@ -63,6 +63,7 @@ pub mod gpu;
 #[cfg(all(feature = "guest", target_os = "linux"))]
 pub mod guest;
 pub mod layer;
+pub mod lease;
 pub mod limiter;
 pub mod names;
 pub mod network;
@@ -73,6 +74,7 @@ pub mod retry;
 mod runtime;
 mod sandbox;
 pub mod scope;
+pub mod shutdown;
 #[cfg(all(feature = "subprocess", unix))]
 pub mod subprocess;
 #[cfg(test)]
@@ -92,6 +94,7 @@ pub use command::{
 pub use config::{Pacing, RuntimeConfig};
 pub use error::{Boundary, Error, ErrorKind, Result, Retry};
 pub use files::{ByteStream, Content, DirEntry, FileType, Metadata, WriteOptions, stream_error};
+pub use lease::{Durability, LeasePolicy, ReapOptions, reap};
 pub use process::{Process, ProcessControl, ProcessHandle, ProcessStderr, ProcessStdin, ProcessStdout, Signal};
 pub use registry::{Orphan, Provider, Registry};
 pub use runtime::{BoxSpec, Runtime};
