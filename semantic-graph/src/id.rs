@@ -229,6 +229,11 @@ impl EdgeType {
         }
     }
 
+    /// Whether somebody else holds this very allocation, as is so for the usual labels.
+    pub(crate) fn is_shared(&self) -> bool {
+        Arc::strong_count(&self.0) > 1
+    }
+
     /// The next step of the same agent.
     #[must_use]
     pub fn continuation() -> Self {

@@ -27,6 +27,8 @@ mod trace;
 
 #[cfg(feature = "hash")]
 pub mod hash;
+#[cfg(feature = "store")]
+pub mod store;
 
 pub use account::Limits;
 pub use apply::{ApplyError, NewLink};

@@ -149,13 +149,30 @@ impl Record for Trace {
         options: RecordOptions,
     ) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
+        self.write_members(&mut fields, options, true)?;
+        fields.put("num_input_tokens", &self.num_input_tokens())?;
+        fields.put("num_output_tokens", &self.num_output_tokens())?;
+        fields.put("num_total_tokens", &self.num_total_tokens())?;
+        fields.end()
+    }
+}
+
+impl Trace {
+    /// Writes the members in their order, with or without nodes and calls.
+    fn write_members<M: SerializeMap>(
+        &self,
+        fields: &mut Fields<M>,
+        options: RecordOptions,
+        with_graph: bool,
+    ) -> Result<(), M::Error> {
         for &key in KEYS {
             match key {
                 "version" => fields.put(key, &VERSION)?,
                 "id" => fields.put(key, &self.id)?,
                 "tools" => fields.put_records(key, &self.tools)?,
-                "nodes" => fields.put_records(key, &self.nodes)?,
-                "calls" => fields.put_records(key, &self.calls)?,
+                "nodes" if with_graph => fields.put_records(key, &self.nodes)?,
+                "calls" if with_graph => fields.put_records(key, &self.calls)?,
+                "nodes" | "calls" => {}
                 "mm_token_type_id_map" => fields.put(key, &IntMap(&self.mm_token_type_id_map))?,
                 "root_reply" => fields.put_nullable(key, &self.root_reply)?,
                 "is_completed" => fields.put(key, &self.is_completed)?,
@@ -176,9 +193,20 @@ impl Record for Trace {
                 fields.put(key, value)?;
             }
         }
-        fields.put("num_input_tokens", &self.num_input_tokens())?;
-        fields.put("num_output_tokens", &self.num_output_tokens())?;
-        fields.put("num_total_tokens", &self.num_total_tokens())?;
+        Ok(())
+    }
+}
+
+/// A trace without nodes, calls and counts.
+#[cfg(feature = "store")]
+pub(crate) struct Header<'a>(pub(crate) &'a Trace);
+
+#[cfg(feature = "store")]
+impl serde::Serialize for Header<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut fields = Fields::open(serializer, RecordOptions::LOSSLESS)?;
+        self.0
+            .write_members(&mut fields, RecordOptions::LOSSLESS, false)?;
         fields.end()
     }
 }
@@ -227,20 +255,16 @@ impl<'de> Deserialize<'de> for IntMapOwned {
     }
 }
 
-/// Shares the texts of labels outside the usual ones.
-#[derive(Default)]
+/// Shares the texts of labels outside the usual ones, which are shared already.
+#[derive(Debug, Default)]
 pub(crate) struct Labels(HashMap<EdgeType, EdgeType>);
 
 impl Labels {
-    pub(crate) fn share(&mut self, node: &mut MessageNode) {
-        for link in &mut node.semantic_parents {
-            match self.0.get(&link.label) {
-                Some(shared) => link.label = shared.clone(),
-                None => {
-                    self.0.insert(link.label.clone(), link.label.clone());
-                }
-            }
+    pub(crate) fn share(&mut self, label: EdgeType) -> EdgeType {
+        if label.is_shared() {
+            return label;
         }
+        self.0.entry(label.clone()).or_insert(label).clone()
     }
 }
 
@@ -280,7 +304,9 @@ impl<'de> Visitor<'de> for Nodes {
                     format_args!("the parent of node {} is not an earlier node", nodes.len()),
                 )));
             }
-            labels.share(&mut node);
+            for link in &mut node.semantic_parents {
+                link.label = labels.share(link.label.clone());
+            }
             nodes.push(node);
         }
         for (i, node) in nodes.iter().enumerate() {
