@@ -63,6 +63,13 @@ impl EdgeFilter {
         self
     }
 
+    /// The same without the physical edges.
+    #[must_use]
+    pub fn without_physical(mut self) -> Self {
+        self.physical = false;
+        self
+    }
+
     /// Whether physical edges are followed.
     #[must_use]
     pub fn follows_physical(&self) -> bool {

@@ -251,6 +251,12 @@ impl Derived {
         clamp(self.input + self.completions)
     }
 
+    /// Whether a node is nobody's parent.
+    #[cfg(feature = "render")]
+    pub(crate) fn is_leaf(&self, node: NodeId) -> bool {
+        self.leaves.contains(&node.get())
+    }
+
     /// Whether a branch that ends here is a training sample.
     pub(crate) fn is_trainable(&self, leaf: NodeId) -> bool {
         !self.attempts.contains(&leaf.get()) || self.compaction_sources.contains(&leaf.get())

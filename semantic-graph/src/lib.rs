@@ -27,6 +27,8 @@ mod trace;
 
 #[cfg(feature = "hash")]
 pub mod hash;
+#[cfg(feature = "render")]
+pub mod render;
 #[cfg(feature = "store")]
 pub mod store;
 
