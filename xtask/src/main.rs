@@ -4,8 +4,17 @@
 //! write the file, and name it in the two lists below.
 #![forbid(unsafe_code)]
 
+mod bench;
+mod ci;
+mod host;
+mod images;
 mod providers;
+mod requirements;
 mod run;
+mod test;
+mod tidy;
+mod vendor_check;
+mod workspace;
 
 use std::ffi::OsString;
 use std::process::ExitCode;
@@ -33,7 +42,13 @@ macro_rules! commands {
 
 commands! {
     run => Run,
+    test => Test,
+    ci => Ci,
+    images => Images,
     providers => Providers,
+    bench => Bench,
+    tidy => Tidy,
+    vendor_check => VendorCheck,
 }
 
 /// The front door of the workspace.

@@ -13,6 +13,9 @@ pub(crate) fn registry() -> Registry {
     Registry::with_builtin()
 }
 
+/// The features that bring providers, and whether each is compiled in.
+pub(crate) const FEATURES: &[(&str, bool)] = &[("subprocess", cfg!(feature = "subprocess"))];
+
 /// Shows what each provider can do
 #[derive(clap::Args)]
 pub(crate) struct Args {
