@@ -108,10 +108,9 @@ fn archive(recipe: &Recipe, digest: &str, cache: &Path) -> Result<PathBuf> {
     for entry in fs::read_dir(cache).context("reading the cache")?.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name
-            .strip_prefix(recipe.name)
-            .is_some_and(|rest| rest.starts_with('-') && rest.ends_with(".tar"))
-        {
+        let older = name.strip_prefix(recipe.name).and_then(|rest| rest.strip_prefix('-'));
+        let older = older.and_then(|rest| rest.strip_suffix(".tar"));
+        if older.is_some_and(|digest| digest.bytes().all(|byte| byte.is_ascii_hexdigit())) {
             let _ = fs::remove_file(entry.path());
         }
     }

@@ -108,7 +108,7 @@ pub(crate) fn execute(args: Args) -> ExitCode {
     let json = args.json;
     let report = match Plan::new(args, &crate::providers::registry()) {
         Ok(plan) => drive(plan),
-        Err(error) => Report::refused(error),
+        Err(error) => Report::refused(error.with_operation("run")),
     };
     let code = report.exit_code();
     if json {
@@ -133,7 +133,5 @@ fn drive(plan: Plan) -> Report {
 
 /// An error of our own use, before anything was created.
 fn refuse(field: &'static str, message: impl Into<std::borrow::Cow<'static, str>>) -> Error {
-    Error::new(ErrorKind::InvalidArgument, message)
-        .with_field(field)
-        .with_operation("run")
+    Error::new(ErrorKind::InvalidArgument, message).with_field(field)
 }

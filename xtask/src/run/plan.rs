@@ -168,7 +168,6 @@ fn cannot_restrict(field: &'static str, tag: &str, registry: &Registry) -> Error
     ))
     .with_field(field)
     .with_provider(tag.to_owned())
-    .with_operation("run")
 }
 
 fn environment(args: &[OsString]) -> Result<Env> {
@@ -210,11 +209,7 @@ fn upload(arg: &OsStr) -> Result<Copy> {
         _ if Path::new(arg).exists() => (PathBuf::from(arg), None),
         split => split,
     };
-    let metadata = fs::metadata(&from).map_err(|error| {
-        Error::io(from.display(), error)
-            .with_field("upload")
-            .with_operation("run")
-    })?;
+    let metadata = fs::metadata(&from).map_err(|error| Error::io(from.display(), error).with_field("upload"))?;
     let to = match to {
         Some(to) if !to.as_os_str().is_empty() => to,
         Some(_) => return Err(refuse("upload", "nothing follows the colon: where should it go?")),
@@ -223,9 +218,7 @@ fn upload(arg: &OsStr) -> Result<Copy> {
     };
     if !metadata.is_dir() && !metadata.is_file() {
         let message = format!("{} is neither a directory nor a regular file", from.display());
-        return Err(Error::new(ErrorKind::WrongFileType, message)
-            .with_field("upload")
-            .with_operation("run"));
+        return Err(Error::new(ErrorKind::WrongFileType, message).with_field("upload"));
     }
     Ok(Copy { from, to })
 }

@@ -4,7 +4,7 @@
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
-use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, ExitStatus, Output, Stdio};
+use std::process::{Child, ChildStderr, ChildStdin, ChildStdout, Command, Output, Stdio};
 use std::sync::mpsc;
 use std::time::Duration;
 
@@ -74,7 +74,9 @@ impl World {
     pub fn run(&self, options: &[&str], argv: &[&str]) -> Output {
         let mut command = self.xtask(["run"].iter().chain(options).chain(&["--"]).chain(argv));
         command.stdout(Stdio::piped()).stderr(Stdio::piped());
-        finish(command.spawn().expect("xtask starts"))
+        let mut child = command.spawn().expect("xtask starts");
+        let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
+        finish(child, stdout, stderr)
     }
 
     /// `xtask run OPTIONS -- ARGV`, while it runs.
@@ -161,13 +163,30 @@ impl Running {
     /// holds a stream, so a run that leaves one behind must close them first.
     pub fn finish(mut self) -> Output {
         drop(self.stdin.take());
-        let mut stderr = self.stderr;
-        let errors = std::thread::spawn(move || rest(&mut stderr));
-        let stdout = self.stdout.as_mut().map(rest).unwrap_or_default();
-        Output {
-            status: wait(self.child),
-            stdout,
-            stderr: errors.join().expect("read"),
+        finish(self.child, self.stdout, Some(self.stderr))
+    }
+}
+
+/// Reads both streams to their ends and waits for the end of the process, but not for ever.
+fn finish(
+    mut child: Child,
+    stdout: Option<impl Read + Send + 'static>,
+    stderr: Option<impl Read + Send + 'static>,
+) -> Output {
+    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || {
+        let errors = std::thread::spawn(move || stderr.map(|mut stderr| rest(&mut stderr)));
+        let stdout = stdout.map(|mut stdout| rest(&mut stdout)).unwrap_or_default();
+        let stderr = errors.join().expect("read").unwrap_or_default();
+        let status = child.wait().expect("waited");
+        let _ = sender.send(Output { status, stdout, stderr });
+    });
+    match ended.recv_timeout(LIMIT) {
+        Ok(output) => output,
+        Err(_) => {
+            let _ = kill_process(pid, Signal::KILL);
+            panic!("the run did not end within {LIMIT:?}");
         }
     }
 }
@@ -183,31 +202,6 @@ pub fn line(reader: &mut impl BufRead) -> String {
     let mut line = String::new();
     reader.read_line(&mut line).expect("readable text");
     line.trim_end().to_owned()
-}
-
-fn finish(mut child: Child) -> Output {
-    let mut stdout = child.stdout.take().expect("a pipe");
-    let mut stderr = child.stderr.take().expect("a pipe");
-    let errors = std::thread::spawn(move || rest(&mut stderr));
-    Output {
-        stdout: rest(&mut stdout),
-        status: wait(child),
-        stderr: errors.join().expect("read"),
-    }
-}
-
-/// Waits for the end, but not for ever.
-fn wait(mut child: Child) -> ExitStatus {
-    let pid = Pid::from_raw(i32::try_from(child.id()).expect("a pid")).expect("a pid");
-    let (sender, ended) = mpsc::channel();
-    std::thread::spawn(move || sender.send(child.wait()));
-    match ended.recv_timeout(LIMIT) {
-        Ok(status) => status.expect("waited"),
-        Err(_) => {
-            let _ = kill_process(pid, Signal::KILL);
-            panic!("the run did not end within {LIMIT:?}");
-        }
-    }
 }
 
 /// The exit code; a run of ours is never ended by a signal.
