@@ -100,3 +100,8 @@ pub use registry::{Orphan, Provider, Registry};
 pub use runtime::{BoxSpec, Runtime};
 pub use sandbox::{Builder, Phase, Sandbox};
 pub use view::{DEFAULT_READ_LIMIT, View};
+
+/// The example of the README is a test.
+#[cfg(all(doctest, feature = "subprocess", unix))]
+#[doc = include_str!("../README.md")]
+struct Readme;
