@@ -13,9 +13,6 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         None => 300,
     };
     let run = agents::run(nodes);
-    print!(
-        "{}",
-        render_trace(&run.trace, format, &RenderOptions::default())
-    );
+    print!("{}", render_trace(&run.trace, format, &RenderOptions::default()));
     Ok(())
 }

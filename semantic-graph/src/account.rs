@@ -67,21 +67,9 @@ impl Trace {
         let turns = i64::try_from(self.num_turns()).unwrap_or(i64::MAX);
         [
             ("max_turns", limits.max_turns, turns),
-            (
-                "max_input_tokens",
-                limits.max_input_tokens,
-                self.num_input_tokens(),
-            ),
-            (
-                "max_output_tokens",
-                limits.max_output_tokens,
-                self.num_output_tokens(),
-            ),
-            (
-                "max_total_tokens",
-                limits.max_total_tokens,
-                self.num_total_tokens(),
-            ),
+            ("max_input_tokens", limits.max_input_tokens, self.num_input_tokens()),
+            ("max_output_tokens", limits.max_output_tokens, self.num_output_tokens()),
+            ("max_total_tokens", limits.max_total_tokens, self.num_total_tokens()),
         ]
         .into_iter()
         .find(|(_, limit, count)| limit.is_some_and(|limit| *count >= limit))
@@ -109,15 +97,10 @@ impl Trace {
     #[must_use]
     pub fn last_reply(&self) -> &str {
         let reply = self.root_reply.as_deref().or_else(|| {
-            self.nodes
-                .iter()
-                .rev()
-                .find_map(|node| match &*node.message {
-                    Message::Assistant(message) if node.sampled => {
-                        Some(message.content.as_deref().unwrap_or_default())
-                    }
-                    _ => None,
-                })
+            self.nodes.iter().rev().find_map(|node| match &*node.message {
+                Message::Assistant(message) if node.sampled => Some(message.content.as_deref().unwrap_or_default()),
+                _ => None,
+            })
         });
         trim_like_python(reply.unwrap_or_default())
     }
@@ -163,10 +146,7 @@ fn block(message: &Message) -> String {
                 Some(namespace) => format!("{namespace}."),
                 None => String::new(),
             };
-            lines.push(format!(
-                "[tool_call {namespace}{}({})]",
-                call.name, call.arguments
-            ));
+            lines.push(format!("[tool_call {namespace}{}({})]", call.name, call.arguments));
         }
     }
     lines.join("\n")

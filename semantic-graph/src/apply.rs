@@ -82,19 +82,11 @@ impl fmt::Display for ApplyError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "{}: ", self.code())?;
         match self {
-            ApplyError::InvalidMessageNode {
-                call,
-                node,
-                request_id,
-            } => write!(
+            ApplyError::InvalidMessageNode { call, node, request_id } => write!(
                 f,
                 "call {call} (`{request_id}`) names node {node}, which does not exist"
             ),
-            ApplyError::NotSampled {
-                call,
-                node,
-                request_id,
-            } => write!(
+            ApplyError::NotSampled { call, node, request_id } => write!(
                 f,
                 "call {call} (`{request_id}`) names node {node}, which was not sampled"
             ),
@@ -233,8 +225,7 @@ impl Applier {
         self.calls_seen = calls.len();
         let mut first_error = None;
         for call in waiting.into_iter().chain(new) {
-            let (Some(request_id), Some(node)) = (calls[call].request_id(), calls[call].node)
-            else {
+            let (Some(request_id), Some(node)) = (calls[call].request_id(), calls[call].node) else {
                 continue;
             };
             let found = usize::try_from(node)
@@ -274,8 +265,7 @@ impl Applier {
                 }
             }
         } else {
-            self.by_name
-                .insert(name.clone(), self.bindings.len() as u32);
+            self.by_name.insert(name.clone(), self.bindings.len() as u32);
             self.bindings.push(Binding {
                 name: name.clone(),
                 node,
@@ -347,11 +337,7 @@ impl Applier {
             });
         }
         Ok(Passed {
-            listed: Listed {
-                source,
-                target,
-                label,
-            },
+            listed: Listed { source, target, label },
             triple,
             is_new: !self.on_graph(nodes, triple),
         })

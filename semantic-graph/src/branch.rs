@@ -66,10 +66,7 @@ impl<'a> Branch<'a> {
     /// The messages from the root to the leaf.
     #[must_use]
     pub fn messages(&self) -> Vec<&'a Message> {
-        self.nodes()
-            .into_iter()
-            .map(|node| &*node.message)
-            .collect()
+        self.nodes().into_iter().map(|node| &*node.message).collect()
     }
 
     /// For each node that has one, the last call recorded for it, as a position in
@@ -139,8 +136,7 @@ impl<'a> Branch<'a> {
     /// Natural-log probabilities per token; 0 where the model did not sample.
     #[must_use]
     pub fn logprobs(&self) -> Vec<f64> {
-        self.spread(|tokens| Some(&tokens.logprobs))
-            .unwrap_or_default()
+        self.spread(|tokens| Some(&tokens.logprobs)).unwrap_or_default()
     }
 
     /// Advantages per token; none if never computed.
@@ -196,11 +192,7 @@ impl<'a> Branch<'a> {
         let mut all = Vec::new();
         for id in self.node_ids() {
             let tokens = self.trace.nodes[id.index()].tokens();
-            let weights = tokens
-                .loss_weights
-                .iter()
-                .flatten()
-                .find(|(known, _)| **known == *name);
+            let weights = tokens.loss_weights.iter().flatten().find(|(known, _)| **known == *name);
             match weights {
                 Some((_, weights)) if weights.len() == tokens.token_ids.len() => {
                     any = true;
@@ -221,8 +213,7 @@ impl<'a> Branch<'a> {
     /// Per token its multimodal type, 0 for text; none if there is nothing but text.
     #[must_use]
     pub fn mm_token_type_ids(&self) -> Option<Vec<i64>> {
-        let map: std::collections::HashMap<u32, i64> =
-            self.trace.mm_token_type_id_map.iter().copied().collect();
+        let map: std::collections::HashMap<u32, i64> = self.trace.mm_token_type_id_map.iter().copied().collect();
         if map.is_empty() {
             return None;
         }

@@ -139,8 +139,7 @@ impl Usage {
     /// Prompt tokens, cached ones included.
     #[must_use]
     pub fn input_tokens(&self) -> i64 {
-        self.prompt_tokens
-            .saturating_add(self.cached_input_tokens.unwrap_or(0))
+        self.prompt_tokens.saturating_add(self.cached_input_tokens.unwrap_or(0))
     }
 
     /// Input and completion.
@@ -167,19 +166,13 @@ impl Usage {
                 None => sum = Some(*usage),
                 Some(sum) => {
                     sum.prompt_tokens = sum.prompt_tokens.saturating_add(usage.prompt_tokens);
-                    sum.completion_tokens = sum
-                        .completion_tokens
-                        .saturating_add(usage.completion_tokens);
+                    sum.completion_tokens = sum.completion_tokens.saturating_add(usage.completion_tokens);
                     add(
                         &mut sum.cached_input_tokens,
                         usage.cached_input_tokens,
                         i64::saturating_add,
                     );
-                    add(
-                        &mut sum.reasoning_tokens,
-                        usage.reasoning_tokens,
-                        i64::saturating_add,
-                    );
+                    add(&mut sum.reasoning_tokens, usage.reasoning_tokens, i64::saturating_add);
                     add(&mut sum.cost, usage.cost, |a, b| a + b);
                 }
             }
@@ -229,11 +222,7 @@ pub struct Policy {
 serialize_as_record!(ModelCall, Usage, Sampling, CallError);
 
 impl Record for ModelCall {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put_nullable("node", &self.node)?;
         fields.put_nullable("model", &self.model)?;
@@ -250,11 +239,7 @@ impl Record for ModelCall {
 }
 
 impl Record for Usage {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put("prompt_tokens", &self.prompt_tokens)?;
         fields.put("completion_tokens", &self.completion_tokens)?;
@@ -266,11 +251,7 @@ impl Record for Usage {
 }
 
 impl Record for Sampling {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put_nullable("temperature", &self.temperature)?;
         fields.put_nullable("top_p", &self.top_p)?;
@@ -287,11 +268,7 @@ impl Record for Sampling {
 }
 
 impl Record for CallError {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put("type", &self.kind)?;
         fields.put("message", &self.message)?;

@@ -264,11 +264,7 @@ impl CausalGraph {
     }
 
     pub(crate) fn follow(&self, filter: &EdgeFilter) -> Follow {
-        let labels: Vec<bool> = self
-            .labels
-            .iter()
-            .map(|label| filter.follows(label))
-            .collect();
+        let labels: Vec<bool> = self.labels.iter().map(|label| filter.follows(label)).collect();
         Follow {
             every_label: labels.iter().all(|follows| *follows),
             labels,
@@ -350,11 +346,7 @@ impl CausalGraph {
         if follow.physical {
             let range = forward.children.range(node);
             if !range.is_empty() {
-                out.extend(
-                    forward.children.node[range]
-                        .iter()
-                        .map(|child| (*child, NONE)),
-                );
+                out.extend(forward.children.node[range].iter().map(|child| (*child, NONE)));
                 // Stable: of several edges to one node, links come before the physical one.
                 out.sort_by_key(|(target, _)| *target);
             }
@@ -470,12 +462,7 @@ impl CausalGraph {
     /// A shortest chain of edges from `source` to `target`; of several, the one through smaller
     /// nodes.
     #[must_use]
-    pub fn why(
-        &self,
-        source: NodeId,
-        target: NodeId,
-        filter: &EdgeFilter,
-    ) -> Option<Vec<CausalEdge>> {
+    pub fn why(&self, source: NodeId, target: NodeId, filter: &EdgeFilter) -> Option<Vec<CausalEdge>> {
         if !self.contains(source) || !self.contains(target) {
             return None;
         }

@@ -86,20 +86,10 @@ impl Trace {
                 }
                 Some(parent) => {
                     if self.nodes[parent.index()].timestamp > node.timestamp {
-                        report.add(
-                            Code::InvalidParent,
-                            place,
-                            false,
-                            "it is older than its parent",
-                        );
+                        report.add(Code::InvalidParent, place, false, "it is older than its parent");
                     }
                     if !node.tools().is_empty() {
-                        report.add(
-                            Code::UnknownField,
-                            place,
-                            false,
-                            "only roots have tools of their own",
-                        );
+                        report.add(Code::UnknownField, place, false, "only roots have tools of their own");
                     }
                 }
                 None if node.tools().is_empty() => roots_without.push(place),
@@ -122,10 +112,7 @@ impl Trace {
                         Code::DuplicateLink,
                         place,
                         true,
-                        format!(
-                            "the link from {} ({}) is there twice",
-                            link.node, link.label
-                        ),
+                        format!("the link from {} ({}) is there twice", link.node, link.label),
                     );
                 }
             }
@@ -140,12 +127,7 @@ impl Trace {
         }
         if roots_with_tools {
             for place in roots_without {
-                report.add(
-                    Code::MissingField,
-                    place,
-                    false,
-                    "this root has no tools, others do",
-                );
+                report.add(Code::MissingField, place, false, "this root has no tools, others do");
             }
         }
     }
@@ -155,9 +137,7 @@ impl Trace {
         for (i, call) in self.calls.iter().enumerate() {
             let place = Place::Call(i);
             let Some(node) = call.node else { continue };
-            let found = usize::try_from(node)
-                .ok()
-                .and_then(|index| self.nodes.get(index));
+            let found = usize::try_from(node).ok().and_then(|index| self.nodes.get(index));
             match found {
                 None => report.add(
                     Code::InvalidLink,
@@ -174,9 +154,7 @@ impl Trace {
                 Some(_) => {}
             }
             if let Some(request_id) = call.request_id()
-                && bound
-                    .insert(request_id, node)
-                    .is_some_and(|old| old != node)
+                && bound.insert(request_id, node).is_some_and(|old| old != node)
             {
                 report.add(
                     Code::InvalidRequestId,

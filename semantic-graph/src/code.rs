@@ -88,10 +88,7 @@ impl Code {
     /// The code with this name.
     #[must_use]
     pub fn from_name(name: &str) -> Option<Self> {
-        Self::ALL
-            .iter()
-            .find(|(_, text)| *text == name)
-            .map(|(code, _)| *code)
+        Self::ALL.iter().find(|(_, text)| *text == name).map(|(code, _)| *code)
     }
 }
 

@@ -34,9 +34,7 @@ impl Components {
     /// The component of a node.
     #[must_use]
     pub fn of(&self, node: NodeId) -> Option<usize> {
-        self.of
-            .get(node.index())
-            .map(|component| *component as usize)
+        self.of.get(node.index()).map(|component| *component as usize)
     }
 
     /// The nodes of a component, ascending.
@@ -265,15 +263,9 @@ impl Trace {
 
     /// Why one turn happened after another: a shortest chain of edges between their nodes.
     #[must_use]
-    pub fn why(
-        &self,
-        source: &RequestId,
-        target: &RequestId,
-        filter: &EdgeFilter,
-    ) -> Option<Vec<CausalEdge>> {
+    pub fn why(&self, source: &RequestId, target: &RequestId, filter: &EdgeFilter) -> Option<Vec<CausalEdge>> {
         let bound = self.requests();
-        self.causal()
-            .why(*bound.get(source)?, *bound.get(target)?, filter)
+        self.causal().why(*bound.get(source)?, *bound.get(target)?, filter)
     }
 }
 

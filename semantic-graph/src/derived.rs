@@ -100,12 +100,7 @@ impl Derived {
     }
 
     /// The node was appended; a call may have named it before it existed.
-    pub(crate) fn see_early_call(
-        &mut self,
-        nodes: &[MessageNode],
-        calls: &[ModelCall],
-        id: NodeId,
-    ) {
+    pub(crate) fn see_early_call(&mut self, nodes: &[MessageNode], calls: &[ModelCall], id: NodeId) {
         if let Some(call) = self.early_calls.remove(&id.get()) {
             self.last_call[id.index()] = call;
             self.recompute(nodes, calls, id.get());
@@ -192,9 +187,7 @@ impl Derived {
         if self.first_child[at] == NONE {
             self.branch_output += i128::from(now.output) - i128::from(before.output);
         }
-        now.last_total != before.last_total
-            || now.input != before.input
-            || now.output != before.output
+        now.last_total != before.last_total || now.input != before.input || now.output != before.output
     }
 
     pub(crate) fn leaves(&self) -> impl Iterator<Item = NodeId> + '_ {

@@ -80,12 +80,7 @@ impl<'de> Deserialize<'de> for SemanticEdge {
             label: EdgeType,
         }
         let members = Members::deserialize(deserializer)?;
-        Self::new(
-            members.source_request_id,
-            members.target_request_id,
-            members.label,
-        )
-        .map_err(de::Error::custom)
+        Self::new(members.source_request_id, members.target_request_id, members.label).map_err(de::Error::custom)
     }
 }
 
@@ -259,11 +254,7 @@ fn key_segment(key: &json::JsonString) -> Segment {
     Segment::Key(String::from_utf8_lossy(key.as_bytes()).into_owned())
 }
 
-fn validate_edge(
-    item: &Value,
-    path: &[Segment; 2],
-    found: &mut Vec<Violation>,
-) -> Option<SemanticEdge> {
+fn validate_edge(item: &Value, path: &[Segment; 2], found: &mut Vec<Violation>) -> Option<SemanticEdge> {
     let below = |key: &str| {
         let mut path = path.to_vec();
         path.push(Segment::Key(key.to_owned()));

@@ -101,12 +101,7 @@ impl RoutedExperts {
     ///
     /// # Errors
     /// [`ArrayError`] if a row has no elements or the bytes do not fill whole rows.
-    pub fn from_bytes(
-        element: ElementType,
-        layers: usize,
-        top_k: usize,
-        data: Vec<u8>,
-    ) -> Result<Self, ArrayError> {
+    pub fn from_bytes(element: ElementType, layers: usize, top_k: usize, data: Vec<u8>) -> Result<Self, ArrayError> {
         let row = layers
             .checked_mul(top_k)
             .and_then(|n| n.checked_mul(element.size()))
@@ -129,12 +124,7 @@ impl RoutedExperts {
     ///
     /// # Errors
     /// [`ArrayError`] as in [`from_bytes`](Self::from_bytes), or if a number does not fit.
-    pub fn from_values(
-        element: ElementType,
-        layers: usize,
-        top_k: usize,
-        values: &[i64],
-    ) -> Result<Self, ArrayError> {
+    pub fn from_values(element: ElementType, layers: usize, top_k: usize, values: &[i64]) -> Result<Self, ArrayError> {
         let (low, high) = element.range();
         if values.iter().any(|value| !(low..=high).contains(value)) {
             return Err(ArrayError {

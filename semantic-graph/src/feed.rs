@@ -73,8 +73,7 @@ impl EdgeFeed {
             let before = self.set.len();
             match self.resume(payload) {
                 Some(end) if self.set.len() <= self.max_edges => {
-                    self.accepted
-                        .extend_from_slice(&payload[self.accepted.len()..end]);
+                    self.accepted.extend_from_slice(&payload[self.accepted.len()..end]);
                     return Ok(&self.set);
                 }
                 _ if self.set.len() > before => self.set.truncate(before),
@@ -161,34 +160,18 @@ mod tests {
         let twice = format!(r#"{{"edges":[{},{}]}}"#, edge("a", "b"), edge("a", "b"));
         let error = feed.read(twice.as_bytes()).unwrap_err();
         assert_eq!(error.code(), Code::DuplicateEdge);
-        let extra = format!(
-            r#"{{"edges":[{},{}],"x":1}}"#,
-            edge("a", "b"),
-            edge("b", "a")
-        );
-        assert_eq!(
-            feed.read(extra.as_bytes()).unwrap_err().code(),
-            Code::UnknownField
-        );
+        let extra = format!(r#"{{"edges":[{},{}],"x":1}}"#, edge("a", "b"), edge("b", "a"));
+        assert_eq!(feed.read(extra.as_bytes()).unwrap_err().code(), Code::UnknownField);
         let many = format!(
             r#"{{"edges":[{},{},{}]}}"#,
             edge("a", "b"),
             edge("b", "a"),
             edge("c", "a")
         );
-        assert_eq!(
-            feed.read(many.as_bytes()).unwrap_err().code(),
-            Code::LimitExceeded
-        );
-        assert_eq!(
-            feed.set(),
-            &json::from_str::<SemanticEdgeSet>(&good).unwrap()
-        );
+        assert_eq!(feed.read(many.as_bytes()).unwrap_err().code(), Code::LimitExceeded);
+        assert_eq!(feed.set(), &json::from_str::<SemanticEdgeSet>(&good).unwrap());
         let torn = &many[..many.len() - 4];
-        assert_eq!(
-            feed.read(torn.as_bytes()).unwrap_err().code(),
-            Code::InvalidJson
-        );
+        assert_eq!(feed.read(torn.as_bytes()).unwrap_err().code(), Code::InvalidJson);
         assert_eq!(feed.set().len(), 1);
     }
 }

@@ -27,9 +27,7 @@ impl InvalidName {
 
     fn rule(&self) -> &'static str {
         match self.code {
-            Code::InvalidEdgeType => {
-                "an edge type is an ASCII letter and up to 127 of A-Z a-z 0-9 . _ : -"
-            }
+            Code::InvalidEdgeType => "an edge type is an ASCII letter and up to 127 of A-Z a-z 0-9 . _ : -",
             _ => "a request id is 1 to 128 of A-Z a-z 0-9 . _ : -",
         }
     }
@@ -208,8 +206,7 @@ const KNOWN: [&str; 7] = [
     "subagent_cancel",
 ];
 
-static KNOWN_LABELS: LazyLock<[EdgeType; 7]> =
-    LazyLock::new(|| KNOWN.map(|text| EdgeType(Arc::new(text.into()))));
+static KNOWN_LABELS: LazyLock<[EdgeType; 7]> = LazyLock::new(|| KNOWN.map(|text| EdgeType(Arc::new(text.into()))));
 
 impl EdgeType {
     /// Validates `text`.
@@ -342,10 +339,7 @@ impl<'de> Deserialize<'de> for NodeId {
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<NodeId, E> {
                 match u64::try_from(number) {
                     Ok(number) => self.visit_u64(number),
-                    Err(_) => Err(E::custom(Coded(
-                        Code::NegativeNode,
-                        "a node number is at least 0",
-                    ))),
+                    Err(_) => Err(E::custom(Coded(Code::NegativeNode, "a node number is at least 0"))),
                 }
             }
         }
@@ -379,21 +373,12 @@ mod tests {
     #[test]
     fn names_are_checked_as_a_whole() {
         for bad in ["", "a\n", " a", "a/b", "é", "\u{661}", &"x".repeat(129)] {
-            assert_eq!(
-                RequestId::new(bad).unwrap_err().code(),
-                Code::InvalidRequestId
-            );
-            assert_eq!(
-                EdgeType::new(bad).unwrap_err().code(),
-                Code::InvalidEdgeType
-            );
+            assert_eq!(RequestId::new(bad).unwrap_err().code(), Code::InvalidRequestId);
+            assert_eq!(EdgeType::new(bad).unwrap_err().code(), Code::InvalidEdgeType);
         }
         for bad in ["1a", "_a", "-", "."] {
             assert!(RequestId::new(bad).is_ok());
-            assert_eq!(
-                EdgeType::new(bad).unwrap_err().code(),
-                Code::InvalidEdgeType
-            );
+            assert_eq!(EdgeType::new(bad).unwrap_err().code(), Code::InvalidEdgeType);
         }
         assert!(RequestId::new(&"x".repeat(128)).is_ok());
     }

@@ -40,17 +40,13 @@ pub use causal::{CausalEdge, CausalGraph, Cause, EdgeFilter, Loop};
 pub use check::{Place, Problem};
 pub use code::Code;
 pub use component::Components;
-pub use edge::{
-    AcpInfo, EDGE_SET_METADATA_KEY, EdgeError, ParentLink, SemanticEdge, SemanticEdgeSet, Violation,
-};
+pub use edge::{AcpInfo, EDGE_SET_METADATA_KEY, EdgeError, ParentLink, SemanticEdge, SemanticEdgeSet, Violation};
 pub use experts::{ArrayError, ElementType, RoutedExperts, SamplingMask};
 pub use feed::EdgeFeed;
 pub use header::{HeaderError, REQUEST_ID_HEADER, is_request_id_header, take_request_id};
 pub use id::{EdgeType, InvalidName, MAX_NAME_LEN, NodeId, RequestId};
 pub use load::LoadOptions;
-pub use message::{
-    AssistantMessage, Content, Message, Part, Role, ToolCall, ToolCallKind, ToolMessage,
-};
+pub use message::{AssistantMessage, Content, Message, Part, Role, ToolCall, ToolCallKind, ToolMessage};
 pub use node::{MessageNode, NodeTokens};
 pub use record::RecordOptions;
 pub use response::{ExpertRows, Response, Span, TurnTokens};

@@ -143,11 +143,7 @@ impl Trace {
 serialize_as_record!(Trace);
 
 impl Record for Trace {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         self.write_members(&mut fields, options, true)?;
         fields.put("num_input_tokens", &self.num_input_tokens())?;
@@ -205,8 +201,7 @@ pub(crate) struct Header<'a>(pub(crate) &'a Trace);
 impl serde::Serialize for Header<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, RecordOptions::LOSSLESS)?;
-        self.0
-            .write_members(&mut fields, RecordOptions::LOSSLESS, false)?;
+        self.0.write_members(&mut fields, RecordOptions::LOSSLESS, false)?;
         fields.end()
     }
 }
@@ -295,10 +290,7 @@ impl<'de> Visitor<'de> for Nodes {
                     "a trace has fewer than 2^32 nodes",
                 )));
             }
-            if node
-                .parent
-                .is_some_and(|parent| parent.index() >= nodes.len())
-            {
+            if node.parent.is_some_and(|parent| parent.index() >= nodes.len()) {
                 return Err(de::Error::custom(Coded(
                     Code::InvalidParent,
                     format_args!("the parent of node {} is not an earlier node", nodes.len()),

@@ -246,11 +246,7 @@ impl From<&str> for Content {
 serialize_as_record!(Message, ToolCall, Content, Part);
 
 impl Record for Message {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put("role", self.role().as_str())?;
         match self {
@@ -277,26 +273,16 @@ impl Record for Message {
 }
 
 impl Record for Content {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         match self {
             Content::Text(text) => serializer.serialize_str(text),
-            Content::Parts(parts) => {
-                serde::Serialize::serialize(&crate::record::With(&**parts, options), serializer)
-            }
+            Content::Parts(parts) => serde::Serialize::serialize(&crate::record::With(&**parts, options), serializer),
         }
     }
 }
 
 impl Record for Part {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         match self {
             Part::Text(text) => {
@@ -318,11 +304,7 @@ struct ImageUrl<'a> {
 }
 
 impl Record for ToolCall {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put("id", &self.id)?;
         fields.put("type", self.kind.as_str())?;
@@ -336,11 +318,7 @@ impl Record for ToolCall {
 // ---- reading ----
 
 /// Stores a value that may come once.
-pub(crate) fn once<T, E: de::Error>(
-    slot: &mut Option<T>,
-    key: &'static str,
-    value: T,
-) -> Result<(), E> {
+pub(crate) fn once<T, E: de::Error>(slot: &mut Option<T>, key: &'static str, value: T) -> Result<(), E> {
     if slot.replace(value).is_some() {
         return Err(E::duplicate_field(key));
     }
@@ -349,12 +327,8 @@ pub(crate) fn once<T, E: de::Error>(
 
 /// Reads a member that was kept as opaque JSON because its meaning was not known yet.
 fn late<T: de::DeserializeOwned, E: de::Error>(key: &str, value: &Value) -> Result<T, E> {
-    json::from_value(value).map_err(|error| {
-        E::custom(Coded(
-            error.code(),
-            format_args!("in `{key}`: {}", error.detail()),
-        ))
-    })
+    json::from_value(value)
+        .map_err(|error| E::custom(Coded(error.code(), format_args!("in `{key}`: {}", error.detail()))))
 }
 
 impl<'de> Deserialize<'de> for Role {
@@ -391,9 +365,7 @@ impl MessageKey {
     fn belongs_to(&self, role: Role) -> bool {
         match self {
             MessageKey::Content => true,
-            MessageKey::ReasoningContent | MessageKey::ToolCalls | MessageKey::ProviderState => {
-                role == Role::Assistant
-            }
+            MessageKey::ReasoningContent | MessageKey::ToolCalls | MessageKey::ProviderState => role == Role::Assistant,
             MessageKey::ToolCallId | MessageKey::Name => role == Role::Tool,
             MessageKey::Role | MessageKey::Other => false,
         }
@@ -434,26 +406,15 @@ impl<E: de::Error> Source<E> for Kept<'_> {
 }
 
 impl Draft {
-    fn member<E: de::Error>(
-        &mut self,
-        role: Role,
-        key: &MessageKey,
-        source: &mut impl Source<E>,
-    ) -> Result<(), E> {
+    fn member<E: de::Error>(&mut self, role: Role, key: &MessageKey, source: &mut impl Source<E>) -> Result<(), E> {
         match key {
             MessageKey::Content if role == Role::Assistant => {
                 once(&mut self.assistant_content, "content", source.take()?)
             }
             MessageKey::Content => once(&mut self.content, "content", source.take()?),
-            MessageKey::ReasoningContent => once(
-                &mut self.reasoning_content,
-                "reasoning_content",
-                source.take()?,
-            ),
+            MessageKey::ReasoningContent => once(&mut self.reasoning_content, "reasoning_content", source.take()?),
             MessageKey::ToolCalls => once(&mut self.tool_calls, "tool_calls", source.take()?),
-            MessageKey::ProviderState => {
-                once(&mut self.provider_state, "provider_state", source.take()?)
-            }
+            MessageKey::ProviderState => once(&mut self.provider_state, "provider_state", source.take()?),
             MessageKey::ToolCallId => once(&mut self.tool_call_id, "tool_call_id", source.take()?),
             MessageKey::Name => once(&mut self.name, "name", source.take()?),
             MessageKey::Role | MessageKey::Other => Ok(()),
@@ -472,9 +433,7 @@ impl Draft {
                 provider_state: self.provider_state.flatten().map(|state| state.0),
             }),
             Role::Tool => Message::Tool(ToolMessage {
-                tool_call_id: self
-                    .tool_call_id
-                    .ok_or_else(|| E::missing_field("tool_call_id"))?,
+                tool_call_id: self.tool_call_id.ok_or_else(|| E::missing_field("tool_call_id"))?,
                 content: content?,
                 name: self.name.flatten(),
             }),
@@ -526,8 +485,7 @@ pub(crate) fn unidentifiable(item: &Value) -> Option<&'static str> {
         return Some("the type of a provider state item is not a text");
     }
     let content = item.get("content").and_then(Value::as_array);
-    if state_kind(item) == "message"
-        && content.is_some_and(|parts| parts.iter().any(|part| part.as_object().is_none()))
+    if state_kind(item) == "message" && content.is_some_and(|parts| parts.iter().any(|part| part.as_object().is_none()))
     {
         return Some("the content of a provider state message has an item that is no object");
     }
@@ -679,8 +637,7 @@ impl<'de> Deserialize<'de> for Part {
                     }
                 }
                 if is_text {
-                    text.map(Part::Text)
-                        .ok_or_else(|| de::Error::missing_field("text"))
+                    text.map(Part::Text).ok_or_else(|| de::Error::missing_field("text"))
                 } else {
                     image
                         .map(|image| Part::ImageUrl(image.url))

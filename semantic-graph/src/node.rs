@@ -83,9 +83,7 @@ impl NodeTokens {
     /// The renderer's ids: the same as `token_ids` unless they are kept apart.
     #[must_use]
     pub fn logical_ids(&self) -> &[u32] {
-        self.renderer_token_ids
-            .as_deref()
-            .unwrap_or(&self.token_ids)
+        self.renderer_token_ids.as_deref().unwrap_or(&self.token_ids)
     }
 
     /// S, the number of sampled tokens.
@@ -120,10 +118,7 @@ impl NodeTokens {
             ("trainer_logprobs", &self.trainer_logprobs),
             ("entropies", &self.entropies),
         ] {
-            check(
-                stream.as_ref().is_none_or(|values| values.len() <= sampled),
-                name,
-            );
+            check(stream.as_ref().is_none_or(|values| values.len() <= sampled), name);
         }
         check(
             self.loss_weights
@@ -174,11 +169,7 @@ pub(crate) fn now() -> f64 {
 serialize_as_record!(MessageNode);
 
 impl Record for MessageNode {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put_nullable("parent", &self.parent)?;
         if !self.tools().is_empty() {
@@ -282,10 +273,7 @@ impl<'de> Deserialize<'de> for NamedWeights {
             fn expecting(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 f.write_str("an object of arrays of numbers")
             }
-            fn visit_map<A: de::MapAccess<'de>>(
-                self,
-                mut map: A,
-            ) -> Result<NamedWeights, A::Error> {
+            fn visit_map<A: de::MapAccess<'de>>(self, mut map: A) -> Result<NamedWeights, A::Error> {
                 let mut weights: Vec<(Box<str>, Vec<f64>)> = Vec::new();
                 while let Some((name, Values(values))) = map.next_entry::<Box<str>, Values>()? {
                     match weights.iter_mut().find(|(known, _)| *known == name) {

@@ -43,19 +43,11 @@ impl Default for RecordOptions {
 
 /// A type whose JSON depends on [`RecordOptions`].
 pub(crate) trait Record {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error>;
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error>;
 }
 
 impl<T: Record> Record for std::sync::Arc<T> {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         (**self).write(serializer, options)
     }
 }
@@ -112,19 +104,11 @@ impl<M: SerializeMap> Fields<M> {
         })
     }
 
-    pub(crate) fn put<T: Serialize + ?Sized>(
-        &mut self,
-        key: &str,
-        value: &T,
-    ) -> Result<(), M::Error> {
+    pub(crate) fn put<T: Serialize + ?Sized>(&mut self, key: &str, value: &T) -> Result<(), M::Error> {
         self.map.serialize_entry(key, value)
     }
 
-    pub(crate) fn put_nullable<T: Serialize>(
-        &mut self,
-        key: &str,
-        value: &Option<T>,
-    ) -> Result<(), M::Error> {
+    pub(crate) fn put_nullable<T: Serialize>(&mut self, key: &str, value: &Option<T>) -> Result<(), M::Error> {
         if value.is_none() && self.options.exclude_none {
             return Ok(());
         }
@@ -136,20 +120,12 @@ impl<M: SerializeMap> Fields<M> {
         self.put(key, &With(value, options))
     }
 
-    pub(crate) fn put_records<T: Record>(
-        &mut self,
-        key: &str,
-        values: &[T],
-    ) -> Result<(), M::Error> {
+    pub(crate) fn put_records<T: Record>(&mut self, key: &str, values: &[T]) -> Result<(), M::Error> {
         let options = self.options;
         self.put(key, &With(values, options))
     }
 
-    pub(crate) fn put_record_nullable<T: Record>(
-        &mut self,
-        key: &str,
-        value: &Option<T>,
-    ) -> Result<(), M::Error> {
+    pub(crate) fn put_record_nullable<T: Record>(&mut self, key: &str, value: &Option<T>) -> Result<(), M::Error> {
         let options = self.options;
         self.put_nullable(key, &value.as_ref().map(|value| With(value, options)))
     }
@@ -168,9 +144,7 @@ pub(crate) fn round_decimals(value: f64, decimals: u8) -> f64 {
     if value.abs() >= 9_007_199_254_740_992.0 {
         return value;
     }
-    format!("{value:.*}", usize::from(decimals))
-        .parse()
-        .unwrap_or(value)
+    format!("{value:.*}", usize::from(decimals)).parse().unwrap_or(value)
 }
 
 /// A per-token stream, rounded while it is written.

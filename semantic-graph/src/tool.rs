@@ -54,11 +54,7 @@ impl Tool {
 serialize_as_record!(Tool);
 
 impl Record for Tool {
-    fn write<S: Serializer>(
-        &self,
-        serializer: S,
-        options: RecordOptions,
-    ) -> Result<S::Ok, S::Error> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
         let mut fields = Fields::open(serializer, options)?;
         fields.put("type", &self.kind)?;
         fields.put("name", &self.name)?;

@@ -202,11 +202,7 @@ impl Trace {
     /// Edits a node's per-token streams (advantages, weights, …) in place; nothing is thrown away.
     ///
     /// The token ids themselves are restored if the edit touches them.
-    pub fn annotate<R>(
-        &mut self,
-        id: NodeId,
-        edit: impl FnOnce(&mut NodeTokens) -> R,
-    ) -> Option<R> {
+    pub fn annotate<R>(&mut self, id: NodeId, edit: impl FnOnce(&mut NodeTokens) -> R) -> Option<R> {
         let node = self.nodes.get_mut(id.index())?;
         let mut tokens = node.tokens.take().unwrap_or_default();
         let ids = std::mem::take(&mut tokens.token_ids);
@@ -237,8 +233,7 @@ impl Trace {
 
     /// What is computed from nodes and calls, built when first needed.
     pub(crate) fn derived(&self) -> &Derived {
-        self.derived
-            .get_or_init(|| Derived::build(&self.nodes, &self.calls))
+        self.derived.get_or_init(|| Derived::build(&self.nodes, &self.calls))
     }
 
     /// The causal graph over nodes. Built when first asked for, in O(nodes + links), and kept
@@ -258,10 +253,7 @@ impl Trace {
     ///
     /// # Errors
     /// [`ApplyError`]; the graph is then exactly as before.
-    pub fn add_semantic_edges(
-        &mut self,
-        set: &SemanticEdgeSet,
-    ) -> Result<Vec<NewLink>, ApplyError> {
+    pub fn add_semantic_edges(&mut self, set: &SemanticEdgeSet) -> Result<Vec<NewLink>, ApplyError> {
         let added = self.applier.apply(&mut self.nodes, &self.calls, set)?;
         if !added.is_empty() {
             if let Some(derived) = self.derived.get_mut() {
@@ -340,9 +332,7 @@ impl Clone for Trace {
         clone.tools.clone_from(&self.tools);
         clone.nodes.clone_from(&self.nodes);
         clone.calls.clone_from(&self.calls);
-        clone
-            .mm_token_type_id_map
-            .clone_from(&self.mm_token_type_id_map);
+        clone.mm_token_type_id_map.clone_from(&self.mm_token_type_id_map);
         clone.carried.clone_from(&self.carried);
         clone
     }

@@ -9,9 +9,8 @@ use std::collections::HashMap;
 use semantic_graph::hash::{canonical_arguments, message_digest, occurrence_keys, tools_digest};
 use semantic_graph::json::{self, Value};
 use semantic_graph::{
-    ElementType, ExpertRows, Limits, Message, ModelCall, NodeId, NodeTokens, PendingTurn,
-    RecordOptions, Response, RoutedExperts, SamplingMask, SemanticEdgeSet, Span, Tool, Trace,
-    TurnTokens, Usage,
+    ElementType, ExpertRows, Limits, Message, ModelCall, NodeId, NodeTokens, PendingTurn, RecordOptions, Response,
+    RoutedExperts, SamplingMask, SemanticEdgeSet, Span, Tool, Trace, TurnTokens, Usage,
 };
 use support::*;
 
@@ -100,12 +99,7 @@ fn tool_results_have_their_recorded_occurrence_keys() {
                 })
                 .collect(),
         );
-        assert_same(
-            &case.name,
-            "keys",
-            &found,
-            case.expected.get("keys").unwrap(),
-        );
+        assert_same(&case.name, "keys", &found, case.expected.get("keys").unwrap());
     }
 }
 
@@ -142,9 +136,7 @@ fn experts(value: &Value) -> ExpertRows {
     };
     ExpertRows {
         array: RoutedExperts::from_values(element, layers.len(), top_k, &values).unwrap(),
-        start: value
-            .get("start")
-            .map_or(0, |start| start.as_i64().unwrap()),
+        start: value.get("start").map_or(0, |start| start.as_i64().unwrap()),
     }
 }
 
@@ -213,10 +205,7 @@ fn response(value: &Value) -> Response {
             .get("finish_reason")
             .and_then(|reason| json::from_value(reason).unwrap()),
         usage: None,
-        tokens: value
-            .get("tokens")
-            .filter(|tokens| !tokens.is_null())
-            .map(turn_tokens),
+        tokens: value.get("tokens").filter(|tokens| !tokens.is_null()).map(turn_tokens),
     }
 }
 
@@ -265,10 +254,7 @@ impl Run {
                     ("prefix_node_ids", node_ids(&pending.prefix_node_ids(trace))),
                     ("tail_start", Value::Int(pending.tail_start() as i64)),
                     ("path_len", Value::Int(pending.path_len() as i64)),
-                    (
-                        "renderer_path_len",
-                        Value::Int(pending.renderer_path_len() as i64),
-                    ),
+                    ("renderer_path_len", Value::Int(pending.renderer_path_len() as i64)),
                     ("bridge_anchor", anchor),
                 ]);
                 self.turns.insert(turn.unwrap().to_owned(), pending);
@@ -329,9 +315,7 @@ impl Run {
             "annotate" => {
                 let node = NodeId::new(op.get("node").unwrap().as_i64().unwrap() as u32);
                 let fields = op.get("fields").unwrap().as_object().unwrap();
-                trace
-                    .annotate(node, |tokens| annotate(tokens, fields))
-                    .unwrap();
+                trace.annotate(node, |tokens| annotate(tokens, fields)).unwrap();
                 // Masks and ids are set too, which changes what is computed from them.
                 let mut whole = trace.node(node).unwrap().tokens().clone();
                 for (key, value) in fields {
@@ -451,18 +435,13 @@ fn node_value(trace: &Trace, index: usize) -> Value {
     let mut members = vec![
         (
             "parent",
-            node.parent
-                .map_or(Value::Null, |id| Value::Int(i64::from(id.get()))),
+            node.parent.map_or(Value::Null, |id| Value::Int(i64::from(id.get()))),
         ),
         ("role", node.message.role().as_str().into()),
         ("sampled", Value::Bool(node.sampled)),
         (
             "hash",
-            message_digest(&node.message)
-                .unwrap()
-                .to_string()
-                .as_str()
-                .into(),
+            message_digest(&node.message).unwrap().to_string().as_str().into(),
         ),
     ];
     if !node.tools().is_empty() {
@@ -472,12 +451,7 @@ fn node_value(trace: &Trace, index: usize) -> Value {
         let links = node
             .semantic_parents
             .iter()
-            .map(|link| {
-                Value::Array(vec![
-                    Value::Int(i64::from(link.node.get())),
-                    link.label.as_str().into(),
-                ])
-            })
+            .map(|link| Value::Array(vec![Value::Int(i64::from(link.node.get())), link.label.as_str().into()]))
             .collect();
         members.push(("semantic_parents", Value::Array(links)));
     }
@@ -539,9 +513,7 @@ fn final_value(trace: &Trace, views: &[Value]) -> Value {
             if has("sampling_mask") {
                 members.push((
                     "sampling_mask",
-                    branch
-                        .sampling_mask()
-                        .map_or(Value::Null, |mask| mask_value(&mask)),
+                    branch.sampling_mask().map_or(Value::Null, |mask| mask_value(&mask)),
                 ));
             }
             for view in &views {
@@ -571,11 +543,7 @@ fn final_value(trace: &Trace, views: &[Value]) -> Value {
     let mut members = vec![
         (
             "nodes",
-            Value::Array(
-                (0..trace.nodes().len())
-                    .map(|i| node_value(trace, i))
-                    .collect(),
-            ),
+            Value::Array((0..trace.nodes().len()).map(|i| node_value(trace, i)).collect()),
         ),
         ("leaves", node_ids(&leaves)),
         ("branches", Value::Array(branches)),

@@ -15,19 +15,11 @@ fn count(text: &str, part: &str) -> usize {
 }
 
 fn links(trace: &Trace) -> usize {
-    trace
-        .nodes()
-        .iter()
-        .map(|node| node.semantic_parents.len())
-        .sum()
+    trace.nodes().iter().map(|node| node.semantic_parents.len()).sum()
 }
 
 fn physical(trace: &Trace) -> usize {
-    trace
-        .nodes()
-        .iter()
-        .filter(|node| node.parent.is_some())
-        .count()
+    trace.nodes().iter().filter(|node| node.parent.is_some()).count()
 }
 
 #[test]
@@ -42,17 +34,12 @@ fn the_page_of_five_thousand_messages_contains_every_message_and_edge() {
         assert_eq!(count(&page, "<path class=\"p"), physical(trace));
         assert_eq!(count(&page, "<g class=\"n "), trace.nodes().len());
         let mut drawn: HashMap<(u32, u32), usize> = HashMap::new();
-        for line in page
-            .lines()
-            .filter(|line| line.starts_with("<path class=\"l l"))
-        {
+        for line in page.lines().filter(|line| line.starts_with("<path class=\"l l")) {
             let number = |key: &str| -> u32 {
                 let from = line.find(key).unwrap() + key.len();
                 line[from..].split('"').next().unwrap().parse().unwrap()
             };
-            *drawn
-                .entry((number("data-s=\""), number("data-t=\"")))
-                .or_default() += 1;
+            *drawn.entry((number("data-s=\""), number("data-t=\""))).or_default() += 1;
         }
         for (i, node) in trace.nodes().iter().enumerate() {
             for link in &node.semantic_parents {
@@ -68,21 +55,14 @@ fn the_page_of_five_thousand_messages_contains_every_message_and_edge() {
 fn the_page_needs_no_network_and_has_details_and_a_legend() {
     let run = agents::run(300);
     let page = render_trace(&run.trace, Format::Html, &RenderOptions::default());
-    let addresses = page
-        .replace("http://www.w3.org/2000/svg", "")
-        .replace("http-equiv", "");
+    let addresses = page.replace("http://www.w3.org/2000/svg", "").replace("http-equiv", "");
     assert_eq!(count(&addresses, "http"), 0);
     assert!(page.contains("default-src 'none'"));
     for label in ["continuation", "subagent_call", "subagent_return"] {
         assert!(page.contains(&format!("</span>{label}</label>")), "{label}");
     }
     // Each message's text and tokens are there, with the log-probabilities of what was sampled.
-    let sampled = run
-        .trace
-        .nodes()
-        .iter()
-        .position(|node| node.sampled)
-        .unwrap();
+    let sampled = run.trace.nodes().iter().position(|node| node.sampled).unwrap();
     let node = &run.trace.nodes()[sampled];
     assert!(page.contains(&*node.message.text()));
     let id = node.tokens().token_ids[node.tokens().token_ids.len() - 1];
@@ -104,8 +84,7 @@ fn the_same_trace_gives_the_same_bytes() {
 }
 
 fn hostile() -> Trace {
-    let text =
-        "</script><script>alert(1)</script> \"quoted\" \\ #;|`[x]{y}(z)<b>&amp;\n\u{1}\u{2028}";
+    let text = "</script><script>alert(1)</script> \"quoted\" \\ #;|`[x]{y}(z)<b>&amp;\n\u{1}\u{2028}";
     let mut trace = Trace::new(text);
     let mut node = MessageNode::new(None, Message::user(text));
     node.timestamp = 0.0;
@@ -139,20 +118,13 @@ fn text_cannot_break_out_of_a_picture() {
     assert!(!svg.contains('\u{1}'));
     let dot = render_trace(&trace, Format::Dot, &options);
     for line in dot.lines() {
-        let quotes = line
-            .replace("\\\\", "")
-            .replace("\\\"", "")
-            .matches('"')
-            .count();
+        let quotes = line.replace("\\\\", "").replace("\\\"", "").matches('"').count();
         assert!(quotes.is_multiple_of(2), "{line}");
     }
     let mermaid = render_trace(&trace, Format::Mermaid, &options);
     for line in mermaid.lines().filter(|line| line.contains("user")) {
         let inner = line.split_once('"').unwrap().1.rsplit_once('"').unwrap().0;
-        assert!(
-            !inner.contains(['"', '`', '|', '{', '(', '[', '\\']),
-            "{inner}"
-        );
+        assert!(!inner.contains(['"', '`', '|', '{', '(', '[', '\\']), "{inner}");
     }
 }
 
@@ -163,12 +135,7 @@ fn loops_are_marked() {
     assert_eq!(count(&dot, "color=\"#d00000\""), 2);
     let page = render_trace(&trace, Format::Html, &RenderOptions::default());
     assert!(page.contains("1 loops"));
-    assert_eq!(
-        page.lines()
-            .filter(|line| line.contains(" o\" data-s"))
-            .count(),
-        2
-    );
+    assert_eq!(page.lines().filter(|line| line.contains(" o\" data-s")).count(), 2);
 }
 
 #[test]
@@ -183,11 +150,7 @@ fn options_choose_what_is_drawn() {
     assert_eq!(count(&full, " -> "), physical(trace) + links(trace));
     assert_eq!(
         count(&full, "subgraph"),
-        trace
-            .nodes()
-            .iter()
-            .filter(|node| node.parent.is_none())
-            .count()
+        trace.nodes().iter().filter(|node| node.parent.is_none()).count()
     );
 
     let turns = dot(RenderOptions {
@@ -238,11 +201,7 @@ fn options_choose_what_is_drawn() {
 #[test]
 fn refused_compactions_are_greyed() {
     let run = agents::run(1500);
-    let refused = run
-        .trace
-        .branches()
-        .filter(|branch| !branch.is_trainable())
-        .count();
+    let refused = run.trace.branches().filter(|branch| !branch.is_trainable()).count();
     assert!(refused > 0);
     let dot = render_trace(&run.trace, Format::Dot, &RenderOptions::default());
     assert_eq!(count(&dot, "fillcolor=\"#d0d0d0\""), refused);
@@ -252,11 +211,7 @@ fn refused_compactions_are_greyed() {
 
 #[test]
 fn mermaid_stays_within_its_limits_or_says_so() {
-    let small = render_trace(
-        &agents::run(100).trace,
-        Format::Mermaid,
-        &RenderOptions::default(),
-    );
+    let small = render_trace(&agents::run(100).trace, Format::Mermaid, &RenderOptions::default());
     assert!(small.starts_with("flowchart TD\n"));
     let mut chain = Trace::new("chain");
     let mut parent = None;
@@ -268,11 +223,7 @@ fn mermaid_stays_within_its_limits_or_says_so() {
     assert!(short.starts_with("%% runs of messages are collapsed"));
     assert!(short.len() < MAX_TEXT && count(&short, "-->") < MAX_EDGES);
     assert!(short.contains("1998 messages"));
-    let large = render_trace(
-        &agents::run(3000).trace,
-        Format::Mermaid,
-        &RenderOptions::default(),
-    );
+    let large = render_trace(&agents::run(3000).trace, Format::Mermaid, &RenderOptions::default());
     assert!(large.starts_with("%% "));
     assert!(large.contains("set maxEdges"));
 }
@@ -291,8 +242,5 @@ fn a_path_of_a_million_messages_is_drawn_without_recursion() {
         ..RenderOptions::default()
     };
     let dot = render_trace(&chain, Format::Dot, &options);
-    assert_eq!(
-        dot.lines().filter(|line| line.contains("shape=")).count(),
-        3
-    );
+    assert_eq!(dot.lines().filter(|line| line.contains("shape=")).count(), 3);
 }

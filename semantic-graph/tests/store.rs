@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use semantic_graph::json::Value;
 use semantic_graph::store::{
-    Episode, Episodes, Options, Reader, Record, StoreError, SyncPolicy, Writer, compact, load,
-    recover, write_episode,
+    Episode, Episodes, Options, Reader, Record, StoreError, SyncPolicy, Writer, compact, load, recover, write_episode,
 };
 use semantic_graph::{
-    EdgeType, Message, ModelCall, RecordOptions, RequestId, Response, SemanticEdge,
-    SemanticEdgeSet, Trace, TurnTokens, Usage,
+    EdgeType, Message, ModelCall, RecordOptions, RequestId, Response, SemanticEdge, SemanticEdgeSet, Trace, TurnTokens,
+    Usage,
 };
 
 fn request(i: usize) -> RequestId {
@@ -81,10 +80,7 @@ fn write_run(path: &Path, turns: usize, options: Options) -> (Trace, Vec<Trace>)
     trace.is_completed = true;
     trace.stop_condition = Some("max_turns".to_owned());
     trace
-        .set_carried(
-            "info",
-            "{\"big\":123456789012345678901234567890}".parse().unwrap(),
-        )
+        .set_carried("info", "{\"big\":123456789012345678901234567890}".parse().unwrap())
         .unwrap();
     writer.sync(&trace).unwrap();
     states.push(trace.clone());
@@ -208,16 +204,10 @@ fn records_that_make_no_sense_are_refused() {
     let open = r#"{"t":"open","header":{"id":"x"}}"#;
     let node = r#"{"message":{"role":"user","content":"a"},"timestamp":0}"#;
     for (records, reason) in [
-        (
-            vec![r#"{"t":"links","links":[]}"#.to_owned()],
-            "the first record",
-        ),
+        (vec![r#"{"t":"links","links":[]}"#.to_owned()], "the first record"),
         (vec![open.to_owned(), open.to_owned()], "the first record"),
         (
-            vec![
-                open.to_owned(),
-                r#"{"t":"links","links":[[0,1,"x"]]}"#.to_owned(),
-            ],
+            vec![open.to_owned(), r#"{"t":"links","links":[[0,1,"x"]]}"#.to_owned()],
             "a link between missing nodes",
         ),
         (
@@ -237,10 +227,7 @@ fn records_that_make_no_sense_are_refused() {
             ],
             "the seal counts 1 nodes",
         ),
-        (
-            vec![open.to_owned(), r#"{"t":"dance"}"#.to_owned()],
-            "unknown_variant",
-        ),
+        (vec![open.to_owned(), r#"{"t":"dance"}"#.to_owned()], "unknown_variant"),
     ] {
         let mut text = String::new();
         for (i, record) in records.iter().enumerate() {
@@ -298,10 +285,7 @@ fn a_trace_that_lost_nodes_is_not_written() {
     let mut trace = Trace::new("run");
     take_turn(&mut trace, 0);
     let mut writer = Writer::create(&path, &trace, Options::default()).unwrap();
-    assert!(matches!(
-        writer.sync(&Trace::new("run")),
-        Err(StoreError::Diverged(_))
-    ));
+    assert!(matches!(writer.sync(&Trace::new("run")), Err(StoreError::Diverged(_))));
 }
 
 #[test]
@@ -340,10 +324,7 @@ fn links_that_came_before_their_nodes_were_stored_are_written_once() {
     writer.sync(&trace).unwrap();
     take_turn(&mut trace, 1);
     let added = trace.add_semantic_edges(&edges(2)).unwrap();
-    assert!(matches!(
-        writer.links(&trace, &added),
-        Err(StoreError::Diverged(_))
-    ));
+    assert!(matches!(writer.links(&trace, &added), Err(StoreError::Diverged(_))));
     writer.sync(&trace).unwrap();
     writer.links(&trace, &added).unwrap();
     drop(writer);
@@ -432,10 +413,7 @@ fn episodes_go_to_the_reference_and_back() {
     );
     let nodes = read[0].traces[0].nodes();
     assert_eq!(nodes[1].tokens().logprobs[0], -0.1235);
-    assert!(
-        nodes[1].tokens().logprobs[1].is_nan(),
-        "null is what JSON has"
-    );
+    assert!(nodes[1].tokens().logprobs[1].is_nan(), "null is what JSON has");
 }
 
 #[cfg(feature = "zstd")]

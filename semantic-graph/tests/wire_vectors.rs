@@ -6,8 +6,8 @@ mod support;
 
 use semantic_graph::json::{self, Segment, Value};
 use semantic_graph::{
-    AcpInfo, Message, MessageNode, ModelCall, NodeTokens, ParentLink, RecordOptions, SemanticEdge,
-    SemanticEdgeSet, Tool, Trace, take_request_id,
+    AcpInfo, Message, MessageNode, ModelCall, NodeTokens, ParentLink, RecordOptions, SemanticEdge, SemanticEdgeSet,
+    Tool, Trace, take_request_id,
 };
 use support::*;
 
@@ -27,11 +27,7 @@ where
             assert_eq!(a.code(), b.code(), "{value}");
             Err(b)
         }
-        (a, b) => panic!(
-            "tree and text disagree on {value}: {:?} {:?}",
-            a.err(),
-            b.err()
-        ),
+        (a, b) => panic!("tree and text disagree on {value}: {:?} {:?}", a.err(), b.err()),
     }
 }
 
@@ -83,12 +79,7 @@ fn values_are_accepted_and_refused_as_recorded() {
         match validate(schema, value) {
             Ok(found) => {
                 assert!(ok, "{}: accepted {value}", case.name);
-                assert_same(
-                    &case.name,
-                    "value",
-                    &found,
-                    case.expected.get("value").unwrap(),
-                );
+                assert_same(&case.name, "value", &found, case.expected.get("value").unwrap());
             }
             Err(error) => {
                 assert!(!ok, "{}: refused {error}", case.name);
@@ -126,12 +117,7 @@ fn every_violation_of_an_edge_set_is_reported_with_its_path() {
         let value = case.input.get("value").unwrap();
         match SemanticEdgeSet::validate(value) {
             Ok(set) => {
-                assert_eq!(
-                    case.expected.get("ok"),
-                    Some(&Value::Bool(true)),
-                    "{}",
-                    case.name
-                );
+                assert_eq!(case.expected.get("ok"), Some(&Value::Bool(true)), "{}", case.name);
                 assert_eq!(set, json::from_value::<SemanticEdgeSet>(value).unwrap());
             }
             Err(found) => {
@@ -214,12 +200,7 @@ fn headers_are_taken_as_recorded() {
         }
         let id = result.unwrap();
         let id = id.as_ref().map_or(Value::Null, |id| id.as_str().into());
-        assert_same(
-            &case.name,
-            "id",
-            &id,
-            case.expected.get("request_id").unwrap(),
-        );
+        assert_same(&case.name, "id", &id, case.expected.get("request_id").unwrap());
         // The recording collapses repeats of one spelling to the last value.
         let mut forwarded: Vec<(String, String)> = Vec::new();
         for (name, value) in headers {
@@ -231,9 +212,7 @@ fn headers_are_taken_as_recorded() {
         let forwarded = Value::Array(
             forwarded
                 .iter()
-                .map(|(name, value)| {
-                    Value::Array(vec![name.as_str().into(), value.as_str().into()])
-                })
+                .map(|(name, value)| Value::Array(vec![name.as_str().into(), value.as_str().into()]))
                 .collect(),
         );
         let expected = case.expected.get("forwarded").unwrap();

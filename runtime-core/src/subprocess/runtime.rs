@@ -48,8 +48,18 @@ pub struct SubprocessRuntime {
     /// Random; beside the directory while it is this box's.
     claim: String,
     groups: Arc<Groups>,
-    /// Held while the directory comes into being, so that a deletion at the same time sees all of it or prevents it.
-    creating: Arc<Mutex<()>>,
+    directory: Arc<Mutex<Directory>>,
+}
+
+/// Whose the directory of the box is. Its creation and its deletion may meet: the thread that creates it goes on when
+/// the executor that asked for it is gone.
+enum Directory {
+    /// Not ours, as far as is known: it does not exist yet, or somebody else made it.
+    Foreign,
+    /// We made it.
+    Ours,
+    /// Deleted, or never to be made.
+    Gone,
 }
 
 impl SubprocessRuntime {
@@ -64,17 +74,23 @@ impl SubprocessRuntime {
             dir,
             claim: crate::names::random_id(),
             groups: Arc::new(Groups::default()),
-            creating: Arc::default(),
+            directory: Arc::new(Mutex::new(Directory::Foreign)),
         })
     }
 
-    fn launch(&self, exec: Exec, stdio: Stdio) -> Result<Launch> {
-        if self.groups.is_closed() || !self.dir.is_dir() {
-            return Err(Error::new(
-                ErrorKind::SandboxGone,
-                "the directory of the sandbox is gone",
-            ));
+    /// A box whose directory is gone is dead, and must not come back to life by a write that creates parents.
+    fn check_alive(&self) -> Result<()> {
+        if !self.groups.is_closed() && self.dir.is_dir() {
+            return Ok(());
         }
+        Err(Error::new(
+            ErrorKind::SandboxGone,
+            "the directory of the sandbox is gone",
+        ))
+    }
+
+    fn launch(&self, exec: Exec, stdio: Stdio) -> Result<Launch> {
+        self.check_alive()?;
         spawn::launch(&self.groups, exec, stdio, &self.dir)
     }
 }
@@ -107,15 +123,15 @@ impl Runtime for SubprocessRuntime {
     async fn create(&self) -> Result<()> {
         let cache = self.spec.cache.clone();
         let (dir, claim) = (self.dir.clone(), self.claim.clone());
-        let (groups, creating) = (self.groups.clone(), self.creating.clone());
+        let directory = self.directory.clone();
         blocking(move || {
             cache.create_dir(PARENT)?;
-            let _creating = creating.lock().unwrap_or_else(PoisonError::into_inner);
-            if groups.is_closed() {
-                return Err(Error::new(ErrorKind::SandboxGone, "the sandbox is being stopped"));
+            let mut directory = directory.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Directory::Gone = *directory {
+                return Err(Error::new(ErrorKind::SandboxGone, "the sandbox was deleted already"));
             }
             create_directory(&dir, &claim)?;
-            groups.own();
+            *directory = Directory::Ours;
             Ok(())
         })
         .await
@@ -123,9 +139,17 @@ impl Runtime for SubprocessRuntime {
 
     async fn delete(&self) -> Result<()> {
         self.groups.close();
-        drop(self.creating.lock().unwrap_or_else(PoisonError::into_inner));
-        // A create that found somebody else's directory must not delete it.
-        if !self.groups.is_owned() {
+        let directory = self.directory.clone();
+        let ours = blocking(move || {
+            let mut directory = directory.lock().unwrap_or_else(PoisonError::into_inner);
+            // A create that found somebody else's directory must not delete it, and one that comes later must not
+            // make one.
+            if let Directory::Foreign = *directory {
+                *directory = Directory::Gone;
+            }
+            Ok(matches!(*directory, Directory::Ours))
+        });
+        if !ours.await? {
             return Ok(());
         }
         self.groups.end(GRACE).await;
@@ -138,6 +162,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn spawn_background(&self, exec: Exec, log: &Path) -> Result<()> {
+        self.check_alive()?;
         let log = log.to_path_buf();
         let log = blocking(move || files::open_log(&log)).await?;
         let launch = self.launch(exec, Stdio::log(log))?;
@@ -146,14 +171,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn alive(&self) -> Result<()> {
-        let dir = self.dir.clone();
-        if !self.groups.is_closed() && blocking(move || Ok(dir.is_dir())).await? {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::SandboxGone,
-            "the directory of the sandbox is gone",
-        ))
+        self.check_alive()
     }
 
     async fn open(&self, path: &Path, limit: Option<u64>) -> Result<ByteStream> {
@@ -194,6 +212,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn write(&self, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
+        self.check_alive()?;
         files::write(path, content, options).await
     }
 
@@ -208,6 +227,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn create_dir(&self, path: &Path) -> Result<()> {
+        self.check_alive()?;
         let path = path.to_path_buf();
         blocking(move || {
             fs::create_dir_all(&path).map_err(|error| Error::io(format_args!("creating {}", path.display()), error))
@@ -221,6 +241,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn upload_tar(&self, dir: &Path, tar: ByteStream) -> Result<()> {
+        self.check_alive()?;
         tree::unpack(tar, dir.to_path_buf()).await
     }
 

@@ -84,20 +84,16 @@ impl fmt::Display for CommitError {
             CommitError::BridgePrefixMismatch { node } => {
                 write!(f, "the prompt does not extend the tokens of node {node}")
             }
-            CommitError::MissingPlaceholders => {
-                f.write_str("the evaluated prompt differs from the rendered one")
-            }
+            CommitError::MissingPlaceholders => f.write_str("the evaluated prompt differs from the rendered one"),
             CommitError::PlaceholderMisaligned { position } => {
                 write!(f, "no expansion fits the placeholder at {position}")
             }
             CommitError::PromptMisaligned { position } => {
                 write!(f, "the prompts part at rendered token {position}")
             }
-            CommitError::SpanOutOfRange { message, span } => write!(
-                f,
-                "message {message} claims tokens {}..{}",
-                span.start, span.end
-            ),
+            CommitError::SpanOutOfRange { message, span } => {
+                write!(f, "message {message} claims tokens {}..{}", span.start, span.end)
+            }
             CommitError::ContentLengthMismatch { flags, tokens } => {
                 write!(f, "{flags} content flags for {tokens} tokens")
             }
@@ -235,11 +231,7 @@ impl Trace {
     ///
     /// # Errors
     /// [`CommitError`]; the trace is then exactly as before.
-    pub fn commit(
-        &mut self,
-        turn: &PendingTurn,
-        response: Response,
-    ) -> Result<Committed, CommitError> {
+    pub fn commit(&mut self, turn: &PendingTurn, response: Response) -> Result<Committed, CommitError> {
         self.commit_at(turn, response, now())
     }
 
@@ -262,8 +254,7 @@ impl Trace {
         if let Some(tokens) = response.tokens.as_ref()
             && !tokens.mm_token_type_id_map.is_empty()
         {
-            self.mm_token_type_id_map
-                .clone_from(&tokens.mm_token_type_id_map);
+            self.mm_token_type_id_map.clone_from(&tokens.mm_token_type_id_map);
         }
         let mut tip = plan.tip;
         let mut cursor = plan.cursor;
@@ -301,9 +292,7 @@ impl Trace {
         self.register_tools(&turn.tools);
         Ok(Committed {
             node,
-            new_nodes: (first_new..=node.index())
-                .filter_map(NodeId::from_index)
-                .collect(),
+            new_nodes: (first_new..=node.index()).filter_map(NodeId::from_index).collect(),
         })
     }
 
@@ -350,12 +339,7 @@ impl Trace {
         Ok(())
     }
 
-    fn append_keyed(
-        &mut self,
-        turn: &PendingTurn,
-        mut node: MessageNode,
-        digest: Digest,
-    ) -> NodeId {
+    fn append_keyed(&mut self, turn: &PendingTurn, mut node: MessageNode, digest: Digest) -> NodeId {
         if let Some(index) = self.index.get_mut() {
             let tools = match node.parent {
                 None => index.tool_list(&turn.tools),
@@ -383,11 +367,7 @@ struct Plan<'a> {
 }
 
 impl Trace {
-    fn plan<'a>(
-        &self,
-        turn: &PendingTurn,
-        tokens: Option<&'a TurnTokens>,
-    ) -> Result<Plan<'a>, CommitError> {
+    fn plan<'a>(&self, turn: &PendingTurn, tokens: Option<&'a TurnTokens>) -> Result<Plan<'a>, CommitError> {
         let mut plan = Plan {
             tip: turn.prefix_tip,
             len: turn.prefix_len,
@@ -402,10 +382,7 @@ impl Trace {
             } else {
                 &tokens.mm_token_type_id_map
             };
-            let logical = tokens
-                .renderer_prompt_ids
-                .as_deref()
-                .unwrap_or(&tokens.prompt_ids);
+            let logical = tokens.renderer_prompt_ids.as_deref().unwrap_or(&tokens.prompt_ids);
             let mut prompt = Prompt {
                 tokens,
                 logical,
@@ -455,12 +432,7 @@ impl Trace {
     }
 
     /// Cuts the prefix where its tokens stop being the prompt's.
-    fn trim(
-        &self,
-        plan: &mut Plan<'_>,
-        path: &[NodeId],
-        prompt: &Prompt<'_>,
-    ) -> Result<(), CommitError> {
+    fn trim(&self, plan: &mut Plan<'_>, path: &[NodeId], prompt: &Prompt<'_>) -> Result<(), CommitError> {
         let mut cursor = Cursor::default();
         for (i, id) in path.iter().enumerate() {
             let tokens = self.nodes[id.index()].tokens();
@@ -480,9 +452,7 @@ impl Trace {
 
     /// The stored node that is the next message of the prompt, tokens included.
     fn absorb(&self, plan: &Plan<'_>, tools: Digest, digest: Digest) -> Option<NodeId> {
-        let mut variants = self
-            .key_index()
-            .variants(&self.nodes, plan.tip, tools, digest);
+        let mut variants = self.key_index().variants(&self.nodes, plan.tip, tools, digest);
         let Some(prompt) = &plan.prompt else {
             return variants.next();
         };
@@ -492,8 +462,7 @@ impl Trace {
             let end = prompt.end(plan.len, from);
             let ids = &prompt.tokens.prompt_ids[from.evaluated..end.evaluated];
             let logical = &prompt.logical[from.logical..end.logical];
-            return variants
-                .find(|id| *ids == *tokens(id).token_ids && *logical == *tokens(id).logical_ids());
+            return variants.find(|id| *ids == *tokens(id).token_ids && *logical == *tokens(id).logical_ids());
         }
         let bound = prompt.bound(plan.len, from);
         let mut best: Option<(usize, NodeId)> = None;
@@ -513,13 +482,7 @@ impl Trace {
     }
 
     /// Gives each new node its rows, and repairs the last row of the turn before.
-    fn spread_experts(
-        &mut self,
-        rows: &ExpertRows,
-        prefix_tip: Option<NodeId>,
-        path_len: usize,
-        first_new: usize,
-    ) {
+    fn spread_experts(&mut self, rows: &ExpertRows, prefix_tip: Option<NodeId>, path_len: usize, first_new: usize) {
         let array = &rows.array;
         let total = array.rows() as i64;
         let mut off = (path_len as i64).saturating_sub(rows.start);

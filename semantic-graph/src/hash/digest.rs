@@ -7,9 +7,7 @@ use blake2b_simd::{Params, State};
 
 use crate::code::{Code, Coded};
 use crate::json::{self, Object, Style, Value, parse_value};
-use crate::message::{
-    AssistantMessage, Content, Message, Part, ToolCall, ToolCallKind, state_kind, unidentifiable,
-};
+use crate::message::{AssistantMessage, Content, Message, Part, ToolCall, ToolCallKind, state_kind, unidentifiable};
 use crate::record::{RecordOptions, With};
 use crate::tool::Tool;
 

@@ -84,11 +84,7 @@ impl KeyIndex {
             return known as u32;
         }
         let digest = tools_digest(tools);
-        if let Some(known) = self
-            .tool_lists
-            .iter()
-            .position(|(_, known)| *known == digest)
-        {
+        if let Some(known) = self.tool_lists.iter().position(|(_, known)| *known == digest) {
             return known as u32;
         }
         self.tool_lists.push((Arc::clone(tools), digest));
@@ -116,16 +112,12 @@ impl KeyIndex {
     pub(crate) fn add(&mut self, node: &MessageNode, digest: Option<Digest>, tools: u32) {
         let id = self.digests.len() as u32;
         self.digests.push(digest);
-        let mut path = node
-            .parent
-            .map_or((0, 0), |parent| self.path_tokens[parent.index()]);
+        let mut path = node.parent.map_or((0, 0), |parent| self.path_tokens[parent.index()]);
         path.0 += node.tokens().token_ids.len() as u64;
         path.1 += node.tokens().logical_ids().len() as u64;
         self.path_tokens.push(path);
-        self.depth.push(
-            node.parent
-                .map_or(1, |parent| self.depth[parent.index()] + 1),
-        );
+        self.depth
+            .push(node.parent.map_or(1, |parent| self.depth[parent.index()] + 1));
         self.older.push(NONE);
         let Some(digest) = digest else { return };
         let tools_digest = match node.parent {
@@ -152,17 +144,12 @@ impl KeyIndex {
 
     /// Tokens from the root to a node: evaluated ones, and logical ones.
     pub(crate) fn path_tokens(&self, node: NodeId) -> (u64, u64) {
-        self.path_tokens
-            .get(node.index())
-            .copied()
-            .unwrap_or((0, 0))
+        self.path_tokens.get(node.index()).copied().unwrap_or((0, 0))
     }
 
     /// Messages from the root to a node, itself included.
     pub(crate) fn depth(&self, node: NodeId) -> usize {
-        self.depth
-            .get(node.index())
-            .map_or(0, |depth| *depth as usize)
+        self.depth.get(node.index()).map_or(0, |depth| *depth as usize)
     }
 
     /// All nodes with a key, newest first.
@@ -201,16 +188,11 @@ impl KeyIndex {
 
     /// Roots with a message, whatever their tools.
     pub(crate) fn roots(&self, message: Digest) -> &[u32] {
-        self.roots_by_message
-            .get(&message)
-            .map_or(&[], Vec::as_slice)
+        self.roots_by_message.get(&message).map_or(&[], Vec::as_slice)
     }
 
     /// A few roots that a conversation is likely to start with.
     pub(crate) fn likely_roots(&self) -> impl Iterator<Item = NodeId> + '_ {
-        self.newest_roots
-            .iter()
-            .rev()
-            .map(|root| NodeId::new(*root))
+        self.newest_roots.iter().rev().map(|root| NodeId::new(*root))
     }
 }

@@ -115,9 +115,7 @@ impl PendingTurn {
     /// The nodes of the stored prefix, from the root on.
     #[must_use]
     pub fn prefix_node_ids(&self, trace: &Trace) -> Vec<NodeId> {
-        self.prefix_tip
-            .map(|tip| trace.path_to(tip))
-            .unwrap_or_default()
+        self.prefix_tip.map(|tip| trace.path_to(tip)).unwrap_or_default()
     }
 
     /// The stored tokens that the prompt may be rendered onto. None unless the prefix ends in a
@@ -165,12 +163,7 @@ impl Trace {
     ) -> Result<PendingTurn, PrepareError> {
         let tools = tools.into();
         let tools_digest = self.key_index().tools_digest(&tools);
-        self.match_prompt(
-            None,
-            prompt.into_iter().map(Into::into).collect(),
-            tools,
-            tools_digest,
-        )
+        self.match_prompt(None, prompt.into_iter().map(Into::into).collect(), tools, tools_digest)
     }
 
     /// Matches the rest of a prompt whose beginning is, as the caller knows, the path to `node`.
@@ -221,10 +214,7 @@ impl Trace {
             };
             digests.push(digest);
             if matching {
-                match index
-                    .variants(&self.nodes, tip, tools_digest, digest)
-                    .next()
-                {
+                match index.variants(&self.nodes, tip, tools_digest, digest).next() {
                     Some(found) => {
                         tip = Some(found);
                         prefix_len += 1;
@@ -264,11 +254,7 @@ impl Trace {
             Arc::ptr_eq(known, message) || known == message
         };
         let found = match tip {
-            Some(tip) => self
-                .derived()
-                .children(tip)
-                .take(LIKELY_CHILDREN)
-                .find(same),
+            Some(tip) => self.derived().children(tip).take(LIKELY_CHILDREN).find(same),
             None => index.likely_roots().find(same),
         }?;
         index.digest(found)
@@ -284,14 +270,9 @@ impl Trace {
         let no_tools = Digest::of_no_tools();
         let mut front: Vec<NodeId> = Vec::new();
         for (i, message) in prompt.iter().enumerate() {
-            let digest = message_digest(message)
-                .map_err(|error| PrepareError::Identity { message: i, error })?;
+            let digest = message_digest(message).map_err(|error| PrepareError::Identity { message: i, error })?;
             let next: Vec<NodeId> = if i == 0 {
-                index
-                    .roots(digest)
-                    .iter()
-                    .map(|id| NodeId::new(*id))
-                    .collect()
+                index.roots(digest).iter().map(|id| NodeId::new(*id)).collect()
             } else {
                 front
                     .iter()

@@ -22,10 +22,7 @@ pub(super) struct Attribution {
 }
 
 /// Projects spans and content flags.
-pub(super) fn project(
-    tokens: &TurnTokens,
-    type_map: &[(u32, i64)],
-) -> Result<Attribution, CommitError> {
+pub(super) fn project(tokens: &TurnTokens, type_map: &[(u32, i64)]) -> Result<Attribution, CommitError> {
     let spans = tokens.message_spans.as_deref().unwrap_or_default();
     let flags = tokens.is_content.as_deref();
     let logical = match &tokens.renderer_prompt_ids {
@@ -45,9 +42,7 @@ pub(super) fn project(
                         })
                     })
                     .collect(),
-                is_content: flags
-                    .filter(|flags| flags.len() == len)
-                    .map(<[bool]>::to_vec),
+                is_content: flags.filter(|flags| flags.len() == len).map(<[bool]>::to_vec),
             });
         }
     };
@@ -59,10 +54,7 @@ pub(super) fn project(
             None => Ok(None),
             Some(span) => map_span(*span, &offsets)
                 .map(Some)
-                .ok_or(CommitError::SpanOutOfRange {
-                    message,
-                    span: *span,
-                }),
+                .ok_or(CommitError::SpanOutOfRange { message, span: *span }),
         })
         .collect::<Result<Vec<_>, _>>()?;
     let is_content = match flags.filter(|flags| !flags.is_empty()) {
@@ -99,20 +91,11 @@ fn map_span(span: Span, offsets: &[usize]) -> Option<Range> {
 }
 
 /// Where each logical token begins among the evaluated ones, and the end.
-fn offsets(
-    tokens: &TurnTokens,
-    logical: &[u32],
-    type_map: &[(u32, i64)],
-) -> Result<Vec<usize>, CommitError> {
-    let Some(placeholders) = tokens
-        .mm_placeholders
-        .as_deref()
-        .filter(|_| !type_map.is_empty())
-    else {
+fn offsets(tokens: &TurnTokens, logical: &[u32], type_map: &[(u32, i64)]) -> Result<Vec<usize>, CommitError> {
+    let Some(placeholders) = tokens.mm_placeholders.as_deref().filter(|_| !type_map.is_empty()) else {
         return Err(CommitError::MissingPlaceholders);
     };
-    let is_placeholder: std::collections::HashSet<u32> =
-        type_map.iter().map(|(id, _)| *id).collect();
+    let is_placeholder: std::collections::HashSet<u32> = type_map.iter().map(|(id, _)| *id).collect();
     let prompt = &tokens.prompt_ids;
     let mut left = placeholders.iter();
     let mut cursor = 0usize;

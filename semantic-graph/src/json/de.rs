@@ -2,8 +2,8 @@
 
 use serde::de::value::{MapDeserializer, SeqDeserializer};
 use serde::de::{
-    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess,
-    SeqAccess, VariantAccess, Visitor,
+    self, Deserialize, DeserializeSeed, Deserializer, EnumAccess, IntoDeserializer, MapAccess, SeqAccess,
+    VariantAccess, Visitor,
 };
 use serde::forward_to_deserialize_any;
 
@@ -27,9 +27,8 @@ pub fn from_str<'de, T: Deserialize<'de>>(text: &'de str) -> Result<T, Error> {
 /// # Errors
 /// As [`from_str`]; bytes that are not UTF-8 are [`Code::InvalidText`].
 pub fn from_slice<'de, T: Deserialize<'de>>(bytes: &'de [u8]) -> Result<T, Error> {
-    let text = std::str::from_utf8(bytes).map_err(|error| {
-        Error::new(Code::InvalidText, "the text is not UTF-8").at_offset(error.valid_up_to())
-    })?;
+    let text = std::str::from_utf8(bytes)
+        .map_err(|error| Error::new(Code::InvalidText, "the text is not UTF-8").at_offset(error.valid_up_to()))?;
     from_str(text)
 }
 
@@ -96,8 +95,7 @@ impl<'de> Reader<'de> {
 }
 
 fn real_text(bytes: &[u8]) -> Result<&str, Error> {
-    std::str::from_utf8(bytes)
-        .map_err(|_| Error::new(Code::InvalidText, "a lone surrogate is not text"))
+    std::str::from_utf8(bytes).map_err(|_| Error::new(Code::InvalidText, "a lone surrogate is not text"))
 }
 
 fn visit_number<'de, V: Visitor<'de>>(number: Number<'_>, visitor: V) -> Result<V::Value, Error> {
@@ -110,10 +108,7 @@ fn visit_number<'de, V: Visitor<'de>>(number: Number<'_>, visitor: V) -> Result<
     } else if let Ok(value) = number.text.parse::<i128>() {
         visitor.visit_i128(value)
     } else {
-        Err(Error::new(
-            Code::WrongType,
-            "the integer needs more than 128 bits",
-        ))
+        Err(Error::new(Code::WrongType, "the integer needs more than 128 bits"))
     }
 }
 
@@ -187,11 +182,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         self.deserialize_f64(visitor)
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Error> {
         if name == RAW_TOKEN {
             self.lexer.peek();
             let start = self.lexer.pos;
@@ -216,9 +207,7 @@ impl<'de> Deserializer<'de> for &mut Reader<'de> {
         match self.lexer.peek() {
             Some(b'"') => match self.lexer.string(&mut self.scratch)? {
                 Text::Plain(text) => visitor.visit_enum(text.into_deserializer()),
-                Text::Unescaped(bytes) => {
-                    visitor.visit_enum(real_text(bytes)?.to_owned().into_deserializer())
-                }
+                Text::Unescaped(bytes) => visitor.visit_enum(real_text(bytes)?.to_owned().into_deserializer()),
             },
             Some(b'{') => {
                 self.enter()?;
@@ -272,19 +261,14 @@ impl Container<'_, '_> {
             .ok()
             .and_then(|value| value.as_str().map(str::to_owned))
             .unwrap_or_default();
-        error
-            .inside(Segment::Key(key))
-            .at_offset(self.reader.lexer.pos)
+        error.inside(Segment::Key(key)).at_offset(self.reader.lexer.pos)
     }
 }
 
 impl<'de> SeqAccess<'de> for Container<'_, 'de> {
     type Error = Error;
 
-    fn next_element_seed<T: DeserializeSeed<'de>>(
-        &mut self,
-        seed: T,
-    ) -> Result<Option<T::Value>, Error> {
+    fn next_element_seed<T: DeserializeSeed<'de>>(&mut self, seed: T) -> Result<Option<T::Value>, Error> {
         if !self.advance(b']')? {
             return Ok(None);
         }
@@ -301,10 +285,7 @@ impl<'de> SeqAccess<'de> for Container<'_, 'de> {
 impl<'de> MapAccess<'de> for Container<'_, 'de> {
     type Error = Error;
 
-    fn next_key_seed<K: DeserializeSeed<'de>>(
-        &mut self,
-        seed: K,
-    ) -> Result<Option<K::Value>, Error> {
+    fn next_key_seed<K: DeserializeSeed<'de>>(&mut self, seed: K) -> Result<Option<K::Value>, Error> {
         if !self.advance(b'}')? {
             return Ok(None);
         }
@@ -397,11 +378,7 @@ impl<'de> VariantAccess<'de> for Variant<'_, 'de> {
         self.reader.deserialize_any(visitor)
     }
 
-    fn struct_variant<V: Visitor<'de>>(
-        self,
-        _fields: &'static [&'static str],
-        visitor: V,
-    ) -> Result<V::Value, Error> {
+    fn struct_variant<V: Visitor<'de>>(self, _fields: &'static [&'static str], visitor: V) -> Result<V::Value, Error> {
         self.reader.deserialize_any(visitor)
     }
 }
@@ -473,8 +450,7 @@ impl<'de> Deserializer<'de> for &'de Value {
             Value::String(text) => text.deserialize_any(visitor),
             Value::Array(items) => SeqDeserializer::new(items.iter()).deserialize_any(visitor),
             Value::Object(members) => {
-                MapDeserializer::new(members.iter().map(|(key, value)| (key, value)))
-                    .deserialize_any(visitor)
+                MapDeserializer::new(members.iter().map(|(key, value)| (key, value))).deserialize_any(visitor)
             }
         }
     }
@@ -494,11 +470,7 @@ impl<'de> Deserializer<'de> for &'de Value {
         }
     }
 
-    fn deserialize_newtype_struct<V: Visitor<'de>>(
-        self,
-        name: &'static str,
-        visitor: V,
-    ) -> Result<V::Value, Error> {
+    fn deserialize_newtype_struct<V: Visitor<'de>>(self, name: &'static str, visitor: V) -> Result<V::Value, Error> {
         if name == RAW_TOKEN {
             let text = self.to_text(super::Style {
                 non_finite: super::NonFinite::Literal,
@@ -516,9 +488,7 @@ impl<'de> Deserializer<'de> for &'de Value {
         visitor: V,
     ) -> Result<V::Value, Error> {
         match self {
-            Value::String(text) => {
-                visitor.visit_enum(real_text(text.as_bytes())?.into_deserializer())
-            }
+            Value::String(text) => visitor.visit_enum(real_text(text.as_bytes())?.into_deserializer()),
             _ => Err(Error::new(Code::WrongType, "expected a name")),
         }
     }

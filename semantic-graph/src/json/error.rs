@@ -107,10 +107,7 @@ impl de::Error for Error {
     }
 
     fn invalid_type(unexpected: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Self::new(
-            Code::WrongType,
-            format!("found {unexpected}, expected {expected}"),
-        )
+        Self::new(Code::WrongType, format!("found {unexpected}, expected {expected}"))
     }
 
     fn invalid_value(unexpected: de::Unexpected<'_>, expected: &dyn de::Expected) -> Self {
@@ -118,25 +115,19 @@ impl de::Error for Error {
     }
 
     fn unknown_variant(variant: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(
-            Code::UnknownVariant,
-            format!("`{variant}` is none of {expected:?}"),
-        )
+        Self::new(Code::UnknownVariant, format!("`{variant}` is none of {expected:?}"))
     }
 
     fn unknown_field(field: &str, expected: &'static [&'static str]) -> Self {
-        Self::new(Code::UnknownField, format!("the keys are {expected:?}"))
-            .inside(Segment::Key(field.to_owned()))
+        Self::new(Code::UnknownField, format!("the keys are {expected:?}")).inside(Segment::Key(field.to_owned()))
     }
 
     fn missing_field(field: &'static str) -> Self {
-        Self::new(Code::MissingField, "a required key is missing")
-            .inside(Segment::Key(field.to_owned()))
+        Self::new(Code::MissingField, "a required key is missing").inside(Segment::Key(field.to_owned()))
     }
 
     fn duplicate_field(field: &'static str) -> Self {
-        Self::new(Code::DuplicateField, "the key occurs twice")
-            .inside(Segment::Key(field.to_owned()))
+        Self::new(Code::DuplicateField, "the key occurs twice").inside(Segment::Key(field.to_owned()))
     }
 }
 

@@ -174,9 +174,7 @@ impl<'a> Lexer<'a> {
     }
 
     fn escape(&mut self, out: &mut Vec<u8>) -> Result<(), Error> {
-        let byte = self
-            .byte()
-            .ok_or_else(|| self.error("string without end"))?;
+        let byte = self.byte().ok_or_else(|| self.error("string without end"))?;
         self.pos += 1;
         out.push(match byte {
             b'"' | b'\\' | b'/' => byte,
@@ -187,8 +185,7 @@ impl<'a> Lexer<'a> {
             b't' => b'\t',
             b'u' => {
                 let mut code = self.hex4()?;
-                if (0xd800..0xdc00).contains(&code) && self.bytes()[self.pos..].starts_with(b"\\u")
-                {
+                if (0xd800..0xdc00).contains(&code) && self.bytes()[self.pos..].starts_with(b"\\u") {
                     let back = self.pos;
                     self.pos += 2;
                     let low = self.hex4()?;

@@ -29,11 +29,7 @@ pub fn to_vec<T: Serialize + ?Sized>(value: &T) -> Result<Vec<u8>, Error> {
 ///
 /// # Errors
 /// As [`to_string`]; `out` may then hold a part of the text.
-pub fn to_writer_buf<T: Serialize + ?Sized>(
-    out: &mut Vec<u8>,
-    value: &T,
-    non_finite: NonFinite,
-) -> Result<(), Error> {
+pub fn to_writer_buf<T: Serialize + ?Sized>(out: &mut Vec<u8>, value: &T, non_finite: NonFinite) -> Result<(), Error> {
     value.serialize(&mut Writer { out, non_finite })
 }
 
@@ -150,8 +146,7 @@ impl<'a, 'b> Serializer for &'b mut Writer<'a> {
     }
 
     fn serialize_bool(self, flag: bool) -> Result<(), Error> {
-        self.out
-            .extend_from_slice(if flag { b"true" } else { b"false" });
+        self.out.extend_from_slice(if flag { b"true" } else { b"false" });
         Ok(())
     }
 
@@ -194,20 +189,11 @@ impl<'a, 'b> Serializer for &'b mut Writer<'a> {
         self.serialize_unit()
     }
 
-    fn serialize_unit_variant(
-        self,
-        _name: &'static str,
-        _index: u32,
-        variant: &'static str,
-    ) -> Result<(), Error> {
+    fn serialize_unit_variant(self, _name: &'static str, _index: u32, variant: &'static str) -> Result<(), Error> {
         self.serialize_str(variant)
     }
 
-    fn serialize_newtype_struct<T: Serialize + ?Sized>(
-        self,
-        name: &'static str,
-        value: &T,
-    ) -> Result<(), Error> {
+    fn serialize_newtype_struct<T: Serialize + ?Sized>(self, name: &'static str, value: &T) -> Result<(), Error> {
         if name == RAW_TOKEN {
             // The value is a string whose text is the JSON: write it plainly, then drop the
             // quotes and undo the escapes by reading it back.
@@ -244,11 +230,7 @@ impl<'a, 'b> Serializer for &'b mut Writer<'a> {
         Ok(Open::new(self, b"[", b"]"))
     }
 
-    fn serialize_tuple_struct(
-        self,
-        _name: &'static str,
-        _len: usize,
-    ) -> Result<Open<'a, 'b>, Error> {
+    fn serialize_tuple_struct(self, _name: &'static str, _len: usize) -> Result<Open<'a, 'b>, Error> {
         Ok(Open::new(self, b"[", b"]"))
     }
 
@@ -345,10 +327,7 @@ impl ser::SerializeMap for Open<'_, '_> {
                 self.writer.out.push(b'"');
             }
             _ => {
-                return Err(Error::new(
-                    Code::WrongType,
-                    "a key is neither text nor an integer",
-                ));
+                return Err(Error::new(Code::WrongType, "a key is neither text nor an integer"));
             }
         }
         Ok(())

@@ -96,9 +96,7 @@ impl PartialEq for Value {
             (Value::Bool(a), Value::Bool(b)) => a == b,
             (Value::Int(a), Value::Int(b)) => a == b,
             (Value::BigInt(a), Value::BigInt(b)) => a == b,
-            (Value::Float(a), Value::Float(b)) => {
-                a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan())
-            }
+            (Value::Float(a), Value::Float(b)) => a.to_bits() == b.to_bits() || (a.is_nan() && b.is_nan()),
             (Value::String(a), Value::String(b)) => a == b,
             (Value::Array(a), Value::Array(b)) => a == b,
             (Value::Object(a), Value::Object(b)) => a == b,
@@ -295,15 +293,11 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     /// Raw JSON text, from the reader of this module.
     fn visit_bytes<E: de::Error>(self, text: &[u8]) -> Result<Value, E> {
-        let text = std::str::from_utf8(text)
-            .map_err(|_| E::custom(Coded(Code::InvalidText, "not UTF-8")))?;
+        let text = std::str::from_utf8(text).map_err(|_| E::custom(Coded(Code::InvalidText, "not UTF-8")))?;
         parse_value(text).map_err(|error| E::custom(Coded(error.code(), error.detail())))
     }
 
-    fn visit_newtype_struct<D: Deserializer<'de>>(
-        self,
-        deserializer: D,
-    ) -> Result<Value, D::Error> {
+    fn visit_newtype_struct<D: Deserializer<'de>>(self, deserializer: D) -> Result<Value, D::Error> {
         DeserializeSeed::deserialize(self, deserializer)
     }
 
@@ -358,9 +352,7 @@ impl<'de> Visitor<'de> for ValueVisitor {
 
     fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Value, A::Error> {
         let mut items = Vec::new();
-        while let Some(item) = seq.next_element_seed(ValueVisitor {
-            depth: self.depth + 1,
-        })? {
+        while let Some(item) = seq.next_element_seed(ValueVisitor { depth: self.depth + 1 })? {
             items.push(item);
         }
         Ok(Value::Array(items))
@@ -371,12 +363,9 @@ impl<'de> Visitor<'de> for ValueVisitor {
         while let Some(key) = map.next_key::<String>()? {
             if members.is_empty() && key == SERDE_JSON_NUMBER {
                 let text: String = map.next_value()?;
-                return parse_value(&text)
-                    .map_err(|error| de::Error::custom(Coded(error.code(), error.detail())));
+                return parse_value(&text).map_err(|error| de::Error::custom(Coded(error.code(), error.detail())));
             }
-            let value = map.next_value_seed(ValueVisitor {
-                depth: self.depth + 1,
-            })?;
+            let value = map.next_value_seed(ValueVisitor { depth: self.depth + 1 })?;
             members.push((key.into(), value));
         }
         Ok(Value::Object(super::lexer::last_of_each_key(members)))

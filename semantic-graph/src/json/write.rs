@@ -143,10 +143,7 @@ pub(super) fn write_string(out: &mut Vec<u8>, bytes: &[u8], ascii: bool) {
     let mut at = 0;
     while at < bytes.len() {
         let byte = bytes[at];
-        let plain = byte >= 0x20
-            && byte != b'"'
-            && byte != b'\\'
-            && if ascii { byte < 0x7f } else { byte != 0xed };
+        let plain = byte >= 0x20 && byte != b'"' && byte != b'\\' && if ascii { byte < 0x7f } else { byte != 0xed };
         if plain {
             at += 1;
             continue;
@@ -186,10 +183,7 @@ fn decode(bytes: &[u8]) -> (u32, usize) {
         0..0x80 => (first, 1),
         0x80..0xe0 => ((first & 0x1f) << 6 | cont(1), 2),
         0xe0..0xf0 => ((first & 0xf) << 12 | cont(1) << 6 | cont(2), 3),
-        _ => (
-            (first & 7) << 18 | cont(1) << 12 | cont(2) << 6 | cont(3),
-            4,
-        ),
+        _ => ((first & 7) << 18 | cont(1) << 12 | cont(2) << 6 | cont(3), 4),
     }
 }
 

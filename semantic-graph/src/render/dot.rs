@@ -54,10 +54,7 @@ pub(super) fn dot(trace: &Trace, options: &RenderOptions) -> String {
         }
     }
     for line in &view.lines {
-        let (source, target) = (
-            view.shapes[line.source].first,
-            view.shapes[line.target].first,
-        );
+        let (source, target) = (view.shapes[line.source].first, view.shapes[line.target].first);
         match &line.label {
             None => {
                 let _ = writeln!(out, "  n{source} -> n{target};");

@@ -133,12 +133,10 @@ fn pack(lanes: &mut [Lane], places: &[Place], trace: &Trace) -> u32 {
     let mut free_from: Vec<u32> = Vec::new();
     for at in order {
         let (first_row, last_row) = (lanes[at].first_row, lanes[at].last_row);
-        let left = trace.nodes()[lanes[at].first.index()]
-            .parent
-            .map_or(0, |parent| {
-                let lane = places[parent.index()].lane as usize;
-                lanes[lane].column as usize + 1
-            });
+        let left = trace.nodes()[lanes[at].first.index()].parent.map_or(0, |parent| {
+            let lane = places[parent.index()].lane as usize;
+            lanes[lane].column as usize + 1
+        });
         let column = (left..free_from.len())
             .find(|column| free_from[*column] <= first_row)
             .unwrap_or(free_from.len().max(left));

@@ -25,9 +25,7 @@ pub(super) fn mermaid(trace: &Trace, options: &RenderOptions) -> String {
     smaller.excerpt = 0;
     let (short, edges) = draw(trace, &smaller);
     if fits(&short, edges) {
-        return format!(
-            "%% runs of messages are collapsed to stay within Mermaid's limits\n{short}"
-        );
+        return format!("%% runs of messages are collapsed to stay within Mermaid's limits\n{short}");
     }
     format!(
         "%% {edges} edges, {} characters: set maxEdges and maxTextSize to draw this\n{full}",
@@ -73,20 +71,13 @@ fn draw(trace: &Trace, options: &RenderOptions) -> (String, usize) {
         }
     }
     for (i, line) in view.lines.iter().enumerate() {
-        let (source, target) = (
-            view.shapes[line.source].first,
-            view.shapes[line.target].first,
-        );
+        let (source, target) = (view.shapes[line.source].first, view.shapes[line.target].first);
         match &line.label {
             None => {
                 let _ = writeln!(out, "  n{source} --> n{target}");
             }
             Some(label) => {
-                let _ = writeln!(
-                    out,
-                    "  n{source} -. {} .-> n{target}",
-                    mermaid_string(label.as_str())
-                );
+                let _ = writeln!(out, "  n{source} -. {} .-> n{target}", mermaid_string(label.as_str()));
                 let colour = if line.in_loop {
                     "#d00000"
                 } else {

@@ -174,10 +174,7 @@ impl<'a> Picture<'a> {
         } else {
             format!("branch of {}", lane.root)
         };
-        let trainable = self
-            .trace
-            .branch(lane.last)
-            .is_some_and(|branch| branch.is_trainable());
+        let trainable = self.trace.branch(lane.last).is_some_and(|branch| branch.is_trainable());
         let refused = if trainable { "" } else { " · not trained" };
         format!("{what} · {}–{}{refused}", lane.first, lane.last)
     }
@@ -193,10 +190,7 @@ impl<'a> Picture<'a> {
             } else {
                 // Down beside the lane it leaves, then across just above where it arrives.
                 let (x1, bend) = (x1 - 6, y2 - 5);
-                let _ = writeln!(
-                    out,
-                    "<path class=\"p b\" d=\"M{x1} {y1}V{bend}H{x2}V{y2}\"/>"
-                );
+                let _ = writeln!(out, "<path class=\"p b\" d=\"M{x1} {y1}V{bend}H{x2}V{y2}\"/>");
             }
         }
     }

@@ -22,11 +22,7 @@ pub(super) fn shorten(text: &str, limit: usize) -> String {
     let mut count = 0;
     let mut blank = true;
     for c in text.chars() {
-        let c = if c.is_whitespace() || c.is_control() {
-            ' '
-        } else {
-            c
-        };
+        let c = if c.is_whitespace() || c.is_control() { ' ' } else { c };
         if c == ' ' && blank {
             continue;
         }
@@ -83,8 +79,9 @@ pub(super) fn mermaid_string(text: &str) -> String {
     let mut out = String::from("\"");
     for c in text.chars() {
         match c {
-            '"' | '#' | ';' | '<' | '>' | '&' | '\\' | '`' | '|' | '[' | ']' | '{' | '}' | '('
-            | ')' | '*' | '_' => out.push_str(&format!("#{};", c as u32)),
+            '"' | '#' | ';' | '<' | '>' | '&' | '\\' | '`' | '|' | '[' | ']' | '{' | '}' | '(' | ')' | '*' | '_' => {
+                out.push_str(&format!("#{};", c as u32))
+            }
             '\n' => out.push_str("<br/>"),
             c if c.is_control() => out.push(' '),
             c => out.push(c),
@@ -115,8 +112,8 @@ pub(super) fn script_string(text: &str) -> String {
 
 /// Colours that are told apart on white, also by most people with a colour vision deficiency.
 const PALETTE: [&str; 12] = [
-    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c2d04", "#6a3d9a",
-    "#b15928", "#1b7837", "#e7298a", "#737373",
+    "#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#8c2d04", "#6a3d9a", "#b15928", "#1b7837",
+    "#e7298a", "#737373",
 ];
 
 /// The usual labels always have the same colour; others get the next free one.
@@ -135,16 +132,14 @@ pub(super) fn colours<'a>(labels: impl IntoIterator<Item = &'a str>) -> Vec<&'st
     let mut next = USUAL.len();
     labels
         .into_iter()
-        .map(
-            |label| match USUAL.iter().position(|usual| *usual == label) {
-                Some(usual) => PALETTE[usual],
-                None => {
-                    let colour = PALETTE[next % PALETTE.len()];
-                    next += 1;
-                    colour
-                }
-            },
-        )
+        .map(|label| match USUAL.iter().position(|usual| *usual == label) {
+            Some(usual) => PALETTE[usual],
+            None => {
+                let colour = PALETTE[next % PALETTE.len()];
+                next += 1;
+                colour
+            }
+        })
         .collect()
 }
 
@@ -168,10 +163,7 @@ mod tests {
         );
         assert_eq!(dot_string("a\"b\\n\n"), "\"a\\\"b\\\\n\\n\"");
         assert_eq!(mermaid_string("#;\"<\n"), "\"#35;#59;#34;#60;<br/>\"");
-        assert_eq!(
-            script_string("</script>\u{2028}"),
-            "\"\\u003c/script\\u003e\\u2028\""
-        );
+        assert_eq!(script_string("</script>\u{2028}"), "\"\\u003c/script\\u003e\\u2028\"");
     }
 
     #[test]

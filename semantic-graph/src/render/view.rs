@@ -203,12 +203,7 @@ fn owners(trace: &Trace, options: &RenderOptions) -> Vec<Owner> {
                 return Owner::Hidden;
             }
             match node.parent {
-                Some(parent)
-                    if options.collapse
-                        && !options.turns_only
-                        && plain(i)
-                        && plain(parent.index()) =>
-                {
+                Some(parent) if options.collapse && !options.turns_only && plain(i) && plain(parent.index()) => {
                     Owner::Joins(parent)
                 }
                 _ => Owner::Itself,

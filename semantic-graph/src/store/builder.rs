@@ -63,23 +63,17 @@ impl Builder {
                 let len = self.trace.nodes.len();
                 for (target, source, label) in links {
                     if target.index() >= len || source.index() >= len {
-                        return Err(format!(
-                            "a link between missing nodes: {source} -> {target}"
-                        ));
+                        return Err(format!("a link between missing nodes: {source} -> {target}"));
                     }
                     let label = self.labels.share(label);
                     self.trace.nodes[target.index()]
                         .semantic_parents
-                        .push(ParentLink {
-                            node: source,
-                            label,
-                        });
+                        .push(ParentLink { node: source, label });
                 }
                 Ok(())
             }
             Record::Set { fields } => {
-                let (Value::Object(members), Value::Object(fields)) = (&mut self.header, fields)
-                else {
+                let (Value::Object(members), Value::Object(fields)) = (&mut self.header, fields) else {
                     return Err("fields are an object".to_owned());
                 };
                 for (key, value) in fields {
@@ -129,16 +123,8 @@ impl Builder {
 
 /// Nodes, calls and links.
 fn count(trace: &Trace) -> (u64, u64, u64) {
-    let links: usize = trace
-        .nodes
-        .iter()
-        .map(|node| node.semantic_parents.len())
-        .sum();
-    (
-        trace.nodes.len() as u64,
-        trace.calls.len() as u64,
-        links as u64,
-    )
+    let links: usize = trace.nodes.iter().map(|node| node.semantic_parents.len()).sum();
+    (trace.nodes.len() as u64, trace.calls.len() as u64, links as u64)
 }
 
 /// Counts and digest of a trace.

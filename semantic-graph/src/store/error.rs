@@ -50,9 +50,7 @@ impl fmt::Display for StoreError {
             }
             StoreError::Diverged(what) => write!(f, "the trace is not the stored one: {what}"),
             StoreError::Sealed => f.write_str("the store is sealed"),
-            StoreError::Compressed => {
-                f.write_str("the file is compressed; build with the feature `zstd`")
-            }
+            StoreError::Compressed => f.write_str("the file is compressed; build with the feature `zstd`"),
             StoreError::Json(error) => error.fmt(f),
         }
     }

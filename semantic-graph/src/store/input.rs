@@ -83,8 +83,9 @@ impl<R: BufRead> Input<R> {
         match self {
             Input::Plain { inner, .. } => Ok(inner.fill_buf()?.is_empty()),
             #[cfg(feature = "zstd")]
-            Input::Frames(frames) => Ok(frames.at == frames.text.len()
-                && (frames.torn || frames.inner.fill_buf()?.is_empty())),
+            Input::Frames(frames) => {
+                Ok(frames.at == frames.text.len() && (frames.torn || frames.inner.fill_buf()?.is_empty()))
+            }
         }
     }
 
@@ -170,17 +171,10 @@ impl<R: BufRead> Frames<R> {
         self.start = self.inner.count;
         self.text.clear();
         self.at = 0;
-        let result =
-            zstd::stream::read::Decoder::with_buffer(&mut self.inner).and_then(|decoder| {
-                decoder
-                    .single_frame()
-                    .take(MAX_FRAME)
-                    .read_to_end(&mut self.text)
-            });
+        let result = zstd::stream::read::Decoder::with_buffer(&mut self.inner)
+            .and_then(|decoder| decoder.single_frame().take(MAX_FRAME).read_to_end(&mut self.text));
         match result {
-            Ok(read) if read as u64 >= MAX_FRAME => {
-                Err(io::Error::other("a frame of more than 4 GiB"))
-            }
+            Ok(read) if read as u64 >= MAX_FRAME => Err(io::Error::other("a frame of more than 4 GiB")),
             Ok(_) => Ok(true),
             // A frame that ends in the middle, at the end of the file, is a torn tail.
             Err(_) if self.inner.fill_buf()?.is_empty() => {

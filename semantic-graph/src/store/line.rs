@@ -166,11 +166,7 @@ impl<'de> Deserialize<'de> for Record {
 }
 
 /// Appends a line.
-pub(super) fn write_line(
-    out: &mut Vec<u8>,
-    sequence: u64,
-    record: &RecordRef<'_>,
-) -> Result<(), StoreError> {
+pub(super) fn write_line(out: &mut Vec<u8>, sequence: u64, record: &RecordRef<'_>) -> Result<(), StoreError> {
     let mut body = Vec::new();
     json::to_writer_buf(&mut body, record, NonFinite::Overflow)?;
     let checksum = crc32c::crc32c(&body);
@@ -191,11 +187,7 @@ pub(super) fn open_line(line: &[u8]) -> Result<(u64, &str), String> {
     };
     let (sequence, checksum, body) = parts().ok_or("not a record line")?;
     let plain = !sequence.is_empty() && sequence.bytes().all(|b| b.is_ascii_digit());
-    let sequence = sequence
-        .parse()
-        .ok()
-        .filter(|_| plain)
-        .ok_or("bad sequence number")?;
+    let sequence = sequence.parse().ok().filter(|_| plain).ok_or("bad sequence number")?;
     let expected = u32::from_str_radix(checksum, 16)
         .ok()
         .filter(|_| checksum.len() == 8)

@@ -97,10 +97,7 @@ impl<R: BufRead> Reader<R> {
             if sequence == self.next_sequence {
                 Ok(body)
             } else {
-                Err(format!(
-                    "record {sequence} where {} should be",
-                    self.next_sequence
-                ))
+                Err(format!("record {sequence} where {} should be", self.next_sequence))
             }
         });
         let offset = self.line_start;

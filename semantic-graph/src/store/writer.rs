@@ -84,15 +84,8 @@ impl Writer {
     /// # Errors
     /// [`StoreError::Io`], or [`StoreError::Compressed`] if compression is asked for without the
     /// feature `zstd`.
-    pub fn create(
-        path: impl AsRef<Path>,
-        trace: &Trace,
-        options: Options,
-    ) -> Result<Self, StoreError> {
-        let file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(path.as_ref())?;
+    pub fn create(path: impl AsRef<Path>, trace: &Trace, options: Options) -> Result<Self, StoreError> {
+        let file = OpenOptions::new().write(true).create_new(true).open(path.as_ref())?;
         Self::begin(file, trace, options)
     }
 
@@ -151,10 +144,7 @@ impl Writer {
         let zstd_level = progress.compressed.then(|| options.zstd_level.unwrap_or(0));
         let writer = Self {
             file,
-            options: Options {
-                zstd_level,
-                ..options
-            },
+            options: Options { zstd_level, ..options },
             next_sequence: progress.next_sequence,
             nodes: trace.nodes.len(),
             calls: trace.calls.len(),
@@ -181,9 +171,7 @@ impl Writer {
     /// [`StoreError::Sealed`], [`StoreError::Io`].
     pub fn sync(&mut self, trace: &Trace) -> Result<(), StoreError> {
         self.writable()?;
-        let (Some(nodes), Some(calls)) =
-            (trace.nodes.get(self.nodes..), trace.calls.get(self.calls..))
-        else {
+        let (Some(nodes), Some(calls)) = (trace.nodes.get(self.nodes..), trace.calls.get(self.calls..)) else {
             return Err(StoreError::Diverged("it has fewer nodes or calls"));
         };
         if !nodes.is_empty() || !calls.is_empty() {
@@ -229,10 +217,7 @@ impl Writer {
     pub fn links(&mut self, trace: &Trace, added: &[NewLink]) -> Result<(), StoreError> {
         self.writable()?;
         let stored = |id: NodeId| id.index() < self.nodes.min(trace.nodes.len());
-        if !added
-            .iter()
-            .all(|link| stored(link.target) && stored(link.source))
-        {
+        if !added.iter().all(|link| stored(link.target) && stored(link.source)) {
             return Err(StoreError::Diverged("a link is between unknown nodes"));
         }
         self.gather_links(trace, added.iter().map(|link| link.target.index()))?;
@@ -240,11 +225,7 @@ impl Writer {
     }
 
     /// Gathers the links of some nodes that were not written yet.
-    fn gather_links(
-        &mut self,
-        trace: &Trace,
-        targets: impl Iterator<Item = usize>,
-    ) -> Result<(), StoreError> {
+    fn gather_links(&mut self, trace: &Trace, targets: impl Iterator<Item = usize>) -> Result<(), StoreError> {
         let mut links: Vec<(NodeId, NodeId, EdgeType)> = Vec::new();
         for target in targets {
             let all = &trace.nodes[target].semantic_parents;
@@ -385,12 +366,7 @@ pub(super) fn rewrite(path: &Path, trace: &Trace, options: Options) -> Result<()
     rewrite_sealed(path, trace, options, false)
 }
 
-fn rewrite_sealed(
-    path: &Path,
-    trace: &Trace,
-    options: Options,
-    sealed: bool,
-) -> Result<(), StoreError> {
+fn rewrite_sealed(path: &Path, trace: &Trace, options: Options, sealed: bool) -> Result<(), StoreError> {
     let (temporary, file) = temporary_beside(path)?;
     let result = write_and_replace(file, &temporary, path, trace, options, sealed);
     if result.is_err() {

@@ -5,8 +5,8 @@
 use std::sync::Arc;
 
 use semantic_graph::{
-    AssistantMessage, EdgeType, FinishReason, Message, ModelCall, NodeId, RequestId, Response,
-    SemanticEdge, SemanticEdgeSet, ToolCall, ToolCallKind, Trace, TurnTokens, Usage,
+    AssistantMessage, EdgeType, FinishReason, Message, ModelCall, NodeId, RequestId, Response, SemanticEdge,
+    SemanticEdgeSet, ToolCall, ToolCallKind, Trace, TurnTokens, Usage,
 };
 
 struct Agent {
@@ -26,23 +26,18 @@ pub struct Run {
 }
 
 const WORDS: [&str; 16] = [
-    "the", "parser", "reads", "one", "line", "then", "checks", "its", "length", "because", "tests",
-    "fail", "when", "buffers", "are", "empty",
+    "the", "parser", "reads", "one", "line", "then", "checks", "its", "length", "because", "tests", "fail", "when",
+    "buffers", "are", "empty",
 ];
 
 impl Run {
     fn random(&mut self, below: usize) -> usize {
-        self.seed = self
-            .seed
-            .wrapping_mul(6_364_136_223_846_793_005)
-            .wrapping_add(1);
+        self.seed = self.seed.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
         (self.seed >> 33) as usize % below
     }
 
     fn sentence(&mut self, words: usize) -> String {
-        let words: Vec<&str> = (0..words)
-            .map(|_| WORDS[self.random(WORDS.len())])
-            .collect();
+        let words: Vec<&str> = (0..words).map(|_| WORDS[self.random(WORDS.len())]).collect();
         words.join(" ")
     }
 
@@ -67,9 +62,7 @@ impl Run {
             prompt_ids.push(self.random(50_000) as u32);
         }
         let completion_ids: Vec<u32> = (0..12).map(|_| self.random(50_000) as u32).collect();
-        let logprobs = (0..12)
-            .map(|_| -(self.random(300) as f64) / 100.0)
-            .collect();
+        let logprobs = (0..12).map(|_| -(self.random(300) as f64) / 100.0).collect();
         agent.turns += 1;
         let calls = agent.turns.is_multiple_of(3).then(|| {
             [ToolCall {

@@ -46,14 +46,10 @@ pub fn same(a: &Value, b: &Value) -> bool {
     match (a, b) {
         (Value::Object(x), Value::Object(y)) => {
             x.len() == y.len()
-                && x.iter().all(|(key, value)| {
-                    y.iter()
-                        .any(|(other, found)| other == key && same(value, found))
-                })
+                && x.iter()
+                    .all(|(key, value)| y.iter().any(|(other, found)| other == key && same(value, found)))
         }
-        (Value::Array(x), Value::Array(y)) => {
-            x.len() == y.len() && x.iter().zip(y).all(|(x, y)| same(x, y))
-        }
+        (Value::Array(x), Value::Array(y)) => x.len() == y.len() && x.iter().zip(y).all(|(x, y)| same(x, y)),
         _ => a == b,
     }
 }
@@ -67,12 +63,7 @@ pub fn assert_same(name: &str, what: &str, found: &Value, expected: &Value) {
 }
 
 pub fn object(members: Vec<(&str, Value)>) -> Value {
-    Value::Object(
-        members
-            .into_iter()
-            .map(|(key, value)| (key.into(), value))
-            .collect(),
-    )
+    Value::Object(members.into_iter().map(|(key, value)| (key.into(), value)).collect())
 }
 
 pub fn ints<I: Into<i64>>(numbers: impl IntoIterator<Item = I>) -> Value {
