@@ -58,7 +58,8 @@ mod measure {
             err.read_to_end(&mut stderr),
             process.wait()
         );
-        (out?, err?);
+        out?;
+        err?;
         assert!(status?.success());
         Ok(())
     }
