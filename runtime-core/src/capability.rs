@@ -19,12 +19,24 @@ pub struct Capabilities {
     pub group_signals: bool,
     /// What a program leaves behind in its process group is killed when the program ends.
     pub kills_leftovers: bool,
+    /// What left its process group (a daemon) dies with the box at the latest.
+    pub kills_escaped: bool,
     /// A pipe that nobody reads holds its writer back, so that a live process costs bounded memory.
     pub back_pressure: bool,
+    /// Stdout and stderr of a live process are independent: an unread one never blocks the other. Where it is off, both
+    /// share a connection, and an unread stream blocks the other once it has grown to some MiB.
+    pub independent_streams: bool,
     /// Every byte value passes in argv and environment, not only UTF-8.
     pub non_utf8_argv: bool,
+    /// Every byte value passes in file names, not only UTF-8.
+    pub non_utf8_paths: bool,
     /// Death by a signal is told from an exit code above 128.
     pub exit_signals: bool,
+    /// And for [`run_program`](crate::View::run_program) too, whose status may take another way.
+    pub program_exit_signals: bool,
+    /// What the kernel refuses to start (a script without its interpreter, a file of no format) is told from a program
+    /// that exits with 126 or 127.
+    pub start_failures: bool,
     /// A kill for lack of memory is told from an ordinary SIGKILL.
     pub oom_detection: bool,
     /// Largest argv and environment together, in bytes; `None` if only the kernel of the box knows.
@@ -93,9 +105,14 @@ impl Capabilities {
             stdin_eof: false,
             group_signals: false,
             kills_leftovers: false,
+            kills_escaped: false,
             back_pressure: false,
+            independent_streams: false,
             non_utf8_argv: false,
+            non_utf8_paths: false,
             exit_signals: false,
+            program_exit_signals: false,
+            start_failures: false,
             oom_detection: false,
             max_argv_bytes: None,
             max_argument_bytes: None,

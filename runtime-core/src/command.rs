@@ -307,10 +307,16 @@ impl Command {
             Some(dir) => workdir.join(dir),
             None => workdir.to_path_buf(),
         };
+        let stdin = if self.stdin.is_some() {
+            StdinMode::Piped
+        } else {
+            StdinMode::Null
+        };
         let exec = Exec {
             argv: self.argv,
             env,
             workdir,
+            stdin,
         };
         let collect = Collect {
             stdin: self.stdin,
@@ -377,6 +383,17 @@ pub struct Exec {
     pub env: Env,
     /// Absolute path in the box.
     pub workdir: PathBuf,
+    /// Where standard input comes from.
+    pub stdin: StdinMode,
+}
+
+/// Where a program's standard input comes from.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum StdinMode {
+    /// `/dev/null`: empty.
+    Null,
+    /// A pipe that the caller writes to.
+    Piped,
 }
 
 impl fmt::Debug for Exec {
@@ -385,6 +402,7 @@ impl fmt::Debug for Exec {
             .field("argv", &self.argv)
             .field("env", &self.env)
             .field("workdir", &self.workdir)
+            .field("stdin", &self.stdin)
             .finish()
     }
 }

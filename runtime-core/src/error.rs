@@ -8,6 +8,7 @@ use std::borrow::Cow;
 use std::error::Error as StdError;
 use std::fmt;
 use std::io;
+use std::sync::Arc;
 use std::time::Duration;
 
 use crate::command::PartialOutput;
@@ -16,6 +17,7 @@ use crate::command::PartialOutput;
 pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 type BoxError = Box<dyn StdError + Send + Sync + 'static>;
+type SharedError = Arc<dyn StdError + Send + Sync + 'static>;
 
 /// What went wrong. Match on this, not on messages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -199,8 +201,10 @@ impl Boundary {
 ///     "docker: provision: memory: memory must be positive, not -1 (invalid_config)"
 /// );
 /// ```
+#[derive(Clone)]
 pub struct Error(Box<Inner>);
 
+#[derive(Clone)]
 struct Inner {
     kind: ErrorKind,
     boundary: Boundary,
@@ -213,7 +217,7 @@ struct Inner {
     sandbox: Option<String>,
     sandbox_id: Option<String>,
     partial: Option<PartialOutput>,
-    source: Option<BoxError>,
+    source: Option<SharedError>,
 }
 
 impl Error {
@@ -411,7 +415,7 @@ impl Error {
     /// Attaches the cause.
     #[must_use]
     pub fn with_source(mut self, source: impl Into<BoxError>) -> Self {
-        self.0.source = Some(source.into());
+        self.0.source = Some(Arc::from(source.into()));
         self
     }
 
