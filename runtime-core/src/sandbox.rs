@@ -305,7 +305,7 @@ impl Sandbox {
     /// The change goes on in the background; until it has succeeded no program may start.
     pub async fn prepare_setup(&self) -> Result<()> {
         let shared = &self.view.shared;
-        let _serial = shared.network.lock().await;
+        let serial = shared.network.clone().lock_owned().await;
         let reopen = shared
             .enter_setup()
             .map_err(|error| self.view.context(error, "prepare_setup"))?;
@@ -314,7 +314,7 @@ impl Sandbox {
         }
         let runtime = shared.runtime.clone();
         let change = async move { runtime.open_network().await };
-        self.change_network("prepare_setup", Phase::Setup, change).await
+        self.change_network("prepare_setup", serial, Phase::Setup, change).await
     }
 
     /// Puts the configured network policy in force, with `routes` (URLs that the program needs to reach its framework)
@@ -327,14 +327,15 @@ impl Sandbox {
     /// The change goes on in the background; until it has succeeded no program may start.
     pub async fn prepare_execution(&self, routes: Routes) -> Result<()> {
         let shared = &self.view.shared;
-        let _serial = shared.network.lock().await;
+        let serial = shared.network.clone().lock_owned().await;
         let policy = shared
             .enter_execution()
             .map_err(|error| self.view.context(error, "prepare_execution"))?;
         let Some(policy) = policy else { return Ok(()) };
         let runtime = shared.runtime.clone();
         let change = async move { runtime.restrict_network(&policy, &routes).await };
-        self.change_network("prepare_execution", Phase::Executing, change).await
+        self.change_network("prepare_execution", serial, Phase::Executing, change)
+            .await
     }
 
     /// Deletes the box and waits until it is gone. Idempotent: later calls wait for the same deletion, or, if that
@@ -413,11 +414,14 @@ impl Sandbox {
     async fn change_network(
         &self,
         operation: &'static str,
+        serial: tokio::sync::OwnedMutexGuard<()>,
         then: Phase,
         change: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
         let shared = self.view.shared.clone();
         let task = async move {
+            // Held until the change is done, whoever still waits for it: no other may begin before.
+            let _serial = serial;
             let result = match tokio::time::timeout(NETWORK_TIMEOUT, change).await {
                 Ok(result) => result,
                 Err(_) => Err(Error::new(
@@ -480,7 +484,7 @@ pub(crate) struct Shared {
     creation: watch::Sender<Creation>,
     state: Mutex<State>,
     /// Serialises changes of the network.
-    network: tokio::sync::Mutex<()>,
+    network: Arc<tokio::sync::Mutex<()>>,
     /// Turns true before teardown begins; operations in flight give up on it.
     stopping: watch::Sender<bool>,
     outcome: watch::Sender<Option<Result<()>>>,
@@ -539,7 +543,7 @@ impl Shared {
                 executing: 0,
                 registration: None,
             }),
-            network: tokio::sync::Mutex::new(()),
+            network: Arc::default(),
             stopping: watch::Sender::new(false),
             outcome: watch::Sender::new(None),
         });

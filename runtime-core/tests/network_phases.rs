@@ -186,6 +186,26 @@ async fn a_cut_whose_caller_went_away_goes_on_and_nothing_starts_before_it_is_do
 }
 
 #[tokio::test]
+async fn a_change_waits_for_the_one_before_it_although_its_caller_went_away() {
+    let (chaos, dir) = (ChaosLayer::new(), tempfile::tempdir().expect("a directory"));
+    let sandbox = provision(&chaos, dir.path()).await;
+    chaos
+        .handle()
+        .next(Operation::Network, Fault::Delay(Duration::from_millis(50)));
+    let cut = sandbox.prepare_execution(Routes::default());
+    assert!(tokio::time::timeout(Duration::from_millis(5), cut).await.is_err());
+    sandbox.prepare_setup().await.expect("opened after the cut");
+    assert_eq!(
+        (sandbox.phase(), chaos.handle().calls(Operation::Network)),
+        (Phase::Setup, 2)
+    );
+    // The cut that was cut short must not close the box behind the setup's back.
+    tokio::time::sleep(Duration::from_millis(80)).await;
+    assert_eq!(sandbox.phase(), Phase::Setup);
+    sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
 async fn the_network_is_not_opened_under_a_running_program_and_opened_after_it() {
     let (chaos, dir) = (ChaosLayer::new(), tempfile::tempdir().expect("a directory"));
     let sandbox = provision(&chaos, dir.path()).await;
