@@ -3,7 +3,7 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Component, Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -19,6 +19,10 @@ use crate::files::{ByteStream, stream_error};
 
 /// Bytes between the thread that packs and the task that reads.
 const PIPE: usize = 256 << 10;
+
+/// Bytes that cross between a thread and a task at once: each crossing costs a change of threads, and the headers of
+/// small files are many.
+const BLOCK: usize = 64 << 10;
 
 /// A blocking half of a transfer.
 pub(crate) struct Half(JoinHandle<Result<()>>);
@@ -102,7 +106,7 @@ pub(crate) fn pack(dir: PathBuf) -> Result<(ByteStream, Half)> {
         ));
     }
     let (reader, writer) = tokio::io::duplex(PIPE);
-    let bridge = SyncIoBridge::new(writer);
+    let bridge = BufWriter::with_capacity(BLOCK, SyncIoBridge::new(writer));
     let thread = tokio::task::spawn_blocking(move || pack_into(&dir, bridge));
     Ok((ByteStream::new(reader), Half(thread)))
 }
@@ -111,8 +115,8 @@ pub(crate) fn pack(dir: PathBuf) -> Result<(ByteStream, Half)> {
 pub(crate) fn check(tar: ByteStream) -> (ByteStream, Half) {
     let (reader, writer) = tokio::io::duplex(PIPE);
     let (guarded, cancel) = Cancellable::new(tar);
-    let input = SyncIoBridge::new(guarded);
-    let output = SyncIoBridge::new(writer);
+    let input = BufReader::with_capacity(BLOCK, SyncIoBridge::new(guarded));
+    let output = BufWriter::with_capacity(BLOCK, SyncIoBridge::new(writer));
     let thread = tokio::task::spawn_blocking(move || check_into(input, output));
     (
         ByteStream::new(Owning {
@@ -132,7 +136,7 @@ pub(crate) fn check(tar: ByteStream) -> (ByteStream, Half) {
 /// Dropping the future ends the unpacking at the next read; what was unpacked stays.
 pub(crate) async fn unpack(tar: ByteStream, dir: PathBuf) -> Result<()> {
     let (guarded, cancel) = Cancellable::new(tar);
-    let input = SyncIoBridge::new(guarded);
+    let input = BufReader::with_capacity(BLOCK, SyncIoBridge::new(guarded));
     let thread = tokio::task::spawn_blocking(move || unpack_from(input, &dir));
     let result = match thread.await {
         Ok(result) => result,
