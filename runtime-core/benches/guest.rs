@@ -22,6 +22,7 @@ mod measure {
             argv: argv.iter().map(Into::into).collect(),
             env: Env::new(),
             workdir: "/".into(),
+            stdin: runtime_core::StdinMode::Null,
         }
     }
 

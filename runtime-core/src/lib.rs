@@ -94,7 +94,7 @@ pub use command::{
 pub use config::{Pacing, RuntimeConfig};
 pub use error::{Boundary, Error, ErrorKind, Result, Retry};
 pub use files::{ByteStream, Content, DirEntry, FileType, Metadata, WriteOptions, stream_error};
-pub use lease::{Durability, LeasePolicy, ReapOptions, reap};
+pub use lease::{Durability, LeasePolicy, ReapOptions, Report, reap};
 pub use process::{Process, ProcessControl, ProcessHandle, ProcessStderr, ProcessStdin, ProcessStdout, Signal};
 pub use registry::{Orphan, Provider, Registry};
 pub use runtime::{BoxSpec, Runtime};

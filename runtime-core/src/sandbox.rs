@@ -666,6 +666,7 @@ impl Shared {
 
     /// Starts the deletion on the background thread unless it runs or is done.
     pub(crate) fn begin_stop(self: &Arc<Self>) {
+        let pending = background::Pending::new();
         {
             let mut state = self.state();
             let failed = matches!(&*self.outcome.borrow(), Some(Err(_)));
@@ -679,7 +680,7 @@ impl Shared {
         self.stopping.send_replace(true);
         let shared = self.clone();
         let span = tracing::info_span!("stop", provider = self.runtime.provider(), sandbox = %self.name);
-        background::detach(async move { shared.tear_down().await }.instrument(span));
+        background::submit(pending, async move { shared.tear_down().await }.instrument(span));
     }
 
     async fn tear_down(self: Arc<Self>) {

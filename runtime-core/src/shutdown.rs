@@ -10,8 +10,9 @@
 //! # Ok(()) }
 //! ```
 
+use std::cell::Cell;
 use std::io::Write as _;
-use std::sync::atomic::{AtomicBool, AtomicI32, Ordering};
+use std::sync::atomic::{AtomicI32, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -25,8 +26,11 @@ use crate::sandbox::Shared;
 
 /// The code to exit with once a signal has begun the shutdown; 0 before.
 static EXIT_CODE: AtomicI32 = AtomicI32::new(0);
-/// We called `exit` ourselves, with that code.
-static EXITING: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// This is the thread on which we call `exit` ourselves, with that code.
+    static EXITS_FOR_US: Cell<bool> = const { Cell::new(false) };
+}
 
 /// How [`install_with`] ends a process.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -231,7 +235,7 @@ async fn serve(mut signals: Signals, options: Options) {
     }
     background::skip_exit_wait();
     let exit = move || {
-        EXITING.store(true, Ordering::SeqCst);
+        EXITS_FOR_US.set(true);
         std::process::exit(code)
     };
     // On another thread: should one of the program's own hooks hang, a second signal still ends it.
@@ -259,7 +263,7 @@ pub(crate) fn refuse_new() -> Result<()> {
 /// with the signal's code all the same.
 pub(crate) fn at_exit() {
     let code = EXIT_CODE.load(Ordering::SeqCst);
-    if code != 0 && !EXITING.load(Ordering::SeqCst) {
+    if code != 0 && !EXITS_FOR_US.get() {
         crate::exit::now(code);
     }
 }

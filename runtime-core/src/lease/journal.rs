@@ -28,8 +28,9 @@ pub(crate) const UNBORN: &str = ".new-";
 const COMPACT_FROM: u64 = 256 << 10;
 /// A journal is rewritten when it is this many times as large as what still matters.
 const COMPACT_FACTOR: u64 = 4;
-/// How long leases that need only survive the process may wait for a flush that covers them together.
-const LAZY_FLUSH: Duration = Duration::from_millis(20);
+/// How long leases that need only survive the process may wait for a flush that covers them together. A flush holds up
+/// what others do on the file system, creations of boxes among them: at 20 ms it quadrupled the cost of many boxes.
+const LAZY_FLUSH: Duration = Duration::from_secs(1);
 /// How often a new file is made again when a reaper took it for a dead one.
 const CREATE_ATTEMPTS: u32 = 16;
 

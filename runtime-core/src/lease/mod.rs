@@ -61,7 +61,7 @@ pub enum Durability {
     /// it and so die with it.
     #[default]
     Auto,
-    /// That of the process. The lease is flushed to the disk some 20 ms later, together with its neighbours.
+    /// That of the process. The lease is flushed to the disk about a second later, together with its neighbours.
     Process,
     /// That of the machine too. The creation waits for the disk: some milliseconds, shared by all that wait at once.
     Machine,
