@@ -97,8 +97,15 @@ impl World {
         }
     }
 
-    /// The boxes that are still there.
+    /// The boxes that are there.
     pub fn boxes(&self) -> Vec<PathBuf> {
+        let mut entries = self.entries();
+        entries.retain(|path| path.symlink_metadata().is_ok_and(|metadata| metadata.is_dir()));
+        entries
+    }
+
+    /// The boxes that are there, and what the runtime keeps beside them.
+    fn entries(&self) -> Vec<PathBuf> {
         let Ok(entries) = std::fs::read_dir(self.cache().join("runtimes/subprocess")) else {
             return Vec::new();
         };
@@ -125,7 +132,7 @@ impl World {
     /// Asserts that nothing is left of any box.
     #[track_caller]
     pub fn assert_nothing_left(&self) {
-        assert_eq!(self.boxes(), Vec::<PathBuf>::new());
+        assert_eq!(self.entries(), Vec::<PathBuf>::new());
         assert_eq!(self.processes(), Vec::new());
     }
 }
