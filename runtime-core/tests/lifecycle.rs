@@ -64,9 +64,14 @@ async fn a_create_whose_caller_went_away_is_finished_and_its_box_deleted() {
     world
         .chaos
         .handle()
-        .next(Operation::Create, Fault::Delay(Duration::from_millis(50)));
-    let provision = world.builder().provision();
-    assert!(tokio::time::timeout(Duration::from_millis(5), provision).await.is_err());
+        .next(Operation::Create, Fault::Delay(Duration::from_millis(400)));
+    {
+        let mut provision = std::pin::pin!(world.builder().provision());
+        while world.chaos.handle().calls(Operation::Create) == 0 {
+            let moment = Duration::from_millis(1);
+            assert!(tokio::time::timeout(moment, &mut provision).await.is_err(), "not yet");
+        }
+    }
     while world.chaos.handle().calls(Operation::Delete) == 0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -143,7 +148,7 @@ async fn a_stop_whose_caller_went_away_is_finished() {
     world
         .chaos
         .handle()
-        .next(Operation::Delete, Fault::Delay(Duration::from_millis(30)));
+        .next(Operation::Delete, Fault::Delay(Duration::from_millis(400)));
     assert!(
         tokio::time::timeout(Duration::from_millis(5), sandbox.stop())
             .await

@@ -171,7 +171,7 @@ async fn a_cut_whose_caller_went_away_goes_on_and_nothing_starts_before_it_is_do
     let sandbox = provision(&chaos, dir.path()).await;
     chaos
         .handle()
-        .next(Operation::Network, Fault::Delay(Duration::from_millis(50)));
+        .next(Operation::Network, Fault::Delay(Duration::from_millis(400)));
     let cut = sandbox.prepare_execution(Routes::default());
     assert!(tokio::time::timeout(Duration::from_millis(5), cut).await.is_err());
     assert_eq!(
@@ -191,7 +191,7 @@ async fn a_change_waits_for_the_one_before_it_although_its_caller_went_away() {
     let sandbox = provision(&chaos, dir.path()).await;
     chaos
         .handle()
-        .next(Operation::Network, Fault::Delay(Duration::from_millis(50)));
+        .next(Operation::Network, Fault::Delay(Duration::from_millis(400)));
     let cut = sandbox.prepare_execution(Routes::default());
     assert!(tokio::time::timeout(Duration::from_millis(5), cut).await.is_err());
     sandbox.prepare_setup().await.expect("opened after the cut");
@@ -200,7 +200,7 @@ async fn a_change_waits_for_the_one_before_it_although_its_caller_went_away() {
         (Phase::Setup, 2)
     );
     // The cut that was cut short must not close the box behind the setup's back.
-    tokio::time::sleep(Duration::from_millis(80)).await;
+    tokio::time::sleep(Duration::from_millis(500)).await;
     assert_eq!(sandbox.phase(), Phase::Setup);
     sandbox.stop().await.expect("stopped");
 }
