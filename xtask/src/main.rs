@@ -6,9 +6,11 @@
 
 mod bench;
 mod ci;
+mod graph;
 mod host;
 mod images;
 mod providers;
+mod reap;
 mod requirements;
 mod run;
 mod test;
@@ -46,6 +48,8 @@ commands! {
     ci => Ci,
     images => Images,
     providers => Providers,
+    reap => Reap,
+    graph => Graph,
     bench => Bench,
     tidy => Tidy,
     vendor_check => VendorCheck,
