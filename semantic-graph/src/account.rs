@@ -58,7 +58,7 @@ impl Trace {
     /// The usage of all calls added up.
     #[must_use]
     pub fn usage(&self) -> Option<Usage> {
-        Usage::aggregate(self.calls.iter().filter_map(|call| call.usage.as_ref()))
+        Usage::aggregate(self.calls.iter().filter_map(|call| call.usage.as_deref()))
     }
 
     /// The first limit that is reached, by name. O(1).

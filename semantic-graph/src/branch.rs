@@ -109,7 +109,7 @@ impl<'a> Branch<'a> {
         Usage::aggregate(
             self.calls()
                 .into_iter()
-                .filter_map(|call| self.trace.calls[call].usage.as_ref()),
+                .filter_map(|call| self.trace.calls[call].usage.as_deref()),
         )
     }
 

@@ -23,7 +23,7 @@ pub struct ModelCall {
     pub model: Option<Box<str>>,
     /// Sampling parameters.
     #[serde(default)]
-    pub sampling: Option<Sampling>,
+    pub sampling: Option<Box<Sampling>>,
     /// The path that was requested.
     #[serde(default)]
     pub endpoint: Option<Box<str>>,
@@ -32,16 +32,16 @@ pub struct ModelCall {
     pub finish_reason: Option<FinishReason>,
     /// Tokens.
     #[serde(default)]
-    pub usage: Option<Usage>,
+    pub usage: Option<Box<Usage>>,
     /// When it ran.
     #[serde(default)]
     pub time: TimeSpan,
     /// Why it failed.
     #[serde(default)]
-    pub error: Option<CallError>,
+    pub error: Option<Box<CallError>>,
     /// Which rule stopped it, and what in the request broke the rule.
     #[serde(default)]
-    pub policy: Option<Policy>,
+    pub policy: Option<Box<Policy>>,
     /// The request id the harness sent along.
     #[serde(default)]
     pub acp: Option<AcpInfo>,
@@ -67,7 +67,7 @@ impl ModelCall {
     /// The same with usage.
     #[must_use]
     pub fn with_usage(mut self, usage: Usage) -> Self {
-        self.usage = Some(usage);
+        self.usage = Some(Box::new(usage));
         self
     }
 

@@ -174,15 +174,20 @@ impl NodeSet {
         new
     }
 
-    fn to_vec(&self) -> Vec<NodeId> {
-        let mut nodes = Vec::new();
+    /// Visits the nodes, ascending.
+    fn each(&self, mut visit: impl FnMut(u32)) {
         for (i, word) in self.0.iter().enumerate() {
             let mut word = *word;
             while word != 0 {
-                nodes.push(NodeId::new(i as u32 * 64 + word.trailing_zeros()));
+                visit(i as u32 * 64 + word.trailing_zeros());
                 word &= word - 1;
             }
         }
+    }
+
+    fn to_vec(&self) -> Vec<NodeId> {
+        let mut nodes = Vec::new();
+        self.each(|node| nodes.push(NodeId::new(node)));
         nodes
     }
 }
@@ -315,8 +320,22 @@ impl CausalGraph {
         })
     }
 
+    fn each_effect(&self, node: u32, follow: &Follow, visit: &mut dyn FnMut(u32)) {
+        let forward = self.forward();
+        for at in forward.links.range(node) {
+            if follow.label(forward.links.label[at]) {
+                visit(forward.links.node[at]);
+            }
+        }
+        if follow.physical {
+            for child in &forward.children.node[forward.children.range(node)] {
+                visit(*child);
+            }
+        }
+    }
+
     #[inline]
-    fn each_cause(&self, node: u32, follow: &Follow, mut visit: impl FnMut(u32)) {
+    fn each_cause(&self, node: u32, follow: &Follow, visit: &mut dyn FnMut(u32)) {
         let range = self.backward.range(node);
         if follow.every_label {
             for source in &self.backward.node[range] {
@@ -420,16 +439,7 @@ impl CausalGraph {
             return Vec::new();
         }
         let follow = self.follow(filter);
-        let mut seen = NodeSet::new(self.len());
-        let mut pending = vec![node.get()];
-        while let Some(at) = pending.pop() {
-            self.each_cause(at, &follow, |source| {
-                if seen.insert(source) {
-                    pending.push(source);
-                }
-            });
-        }
-        seen.to_vec()
+        self.closure(node, |at, visit| self.each_cause(at, &follow, visit))
     }
 
     /// Every node to which at least one edge leads from here, directly or not, ascending.
@@ -439,15 +449,32 @@ impl CausalGraph {
             return Vec::new();
         }
         let follow = self.follow(filter);
+        self.closure(node, |at, visit| self.each_effect(at, &follow, visit))
+    }
+
+    /// Everything that is reached from a node in one step or more, level by level.
+    fn closure(&self, node: NodeId, step: impl Fn(u32, &mut dyn FnMut(u32))) -> Vec<NodeId> {
         let mut seen = NodeSet::new(self.len());
-        let mut pending = vec![node.get()];
-        let mut effects = Vec::new();
-        while let Some(at) = pending.pop() {
-            self.effects(at, &follow, &mut effects);
-            for (target, _) in &effects {
-                if seen.insert(*target) {
-                    pending.push(*target);
+        let mut level = vec![node.get()];
+        let mut next = Vec::new();
+        while !level.is_empty() {
+            for at in &level {
+                step(*at, &mut |other| {
+                    if seen.insert(other) {
+                        next.push(other);
+                    }
+                });
+            }
+            std::mem::swap(&mut level, &mut next);
+            next.clear();
+            // Large levels are walked in order of memory, which is several times faster.
+            if level.len() > self.len() / 64 {
+                let mut sorted = NodeSet::new(self.len());
+                for at in &level {
+                    sorted.insert(*at);
                 }
+                level.clear();
+                sorted.each(|at| level.push(at));
             }
         }
         seen.to_vec()

@@ -173,7 +173,7 @@ impl Derived {
         now.completion = 0;
         let usage = calls
             .get(self.last_call[at] as usize)
-            .and_then(|call| call.usage.as_ref());
+            .and_then(|call| call.usage.as_deref());
         if let Some(usage) = usage {
             now.increment = usage.input_tokens().saturating_sub(now.last_total).max(0);
             now.completion = usage.completion_tokens;

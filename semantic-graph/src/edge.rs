@@ -215,6 +215,15 @@ impl SemanticEdgeSet {
         self.lineage
     }
 
+    /// The set that a response's metadata object carries under [`EDGE_SET_METADATA_KEY`]; none if
+    /// the key is absent.
+    ///
+    /// # Errors
+    /// [`json::Error`] if there is a value and it is not an edge set.
+    pub fn from_metadata(metadata: &Value) -> Result<Option<Self>, json::Error> {
+        metadata.get(EDGE_SET_METADATA_KEY).map(json::from_value).transpose()
+    }
+
     /// Reads a set and reports everything that is wrong with it, not only the first thing.
     ///
     /// # Errors

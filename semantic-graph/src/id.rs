@@ -2,6 +2,7 @@
 
 use std::borrow::Borrow;
 use std::fmt;
+use std::num::NonZeroU32;
 use std::sync::{Arc, LazyLock};
 
 use serde::de::{self, Deserialize, Deserializer, Visitor};
@@ -168,7 +169,7 @@ macro_rules! name_type {
 /// ASCII letters, digits and `. _ : -`, 1 to 128 bytes, case-sensitive, never normalised. Cloning
 /// shares the text.
 #[derive(Clone)]
-pub struct RequestId(Arc<Box<str>>);
+pub struct RequestId(Arc<str>);
 
 impl RequestId {
     /// Validates `text`.
@@ -177,7 +178,7 @@ impl RequestId {
     /// [`InvalidName`] with [`Code::InvalidRequestId`].
     pub fn new(text: &str) -> Result<Self, InvalidName> {
         if well_formed(text) {
-            Ok(Self(Arc::new(text.into())))
+            Ok(Self(text.into()))
         } else {
             Err(InvalidName {
                 code: Code::InvalidRequestId,
@@ -277,49 +278,59 @@ impl EdgeType {
 name_type!(EdgeType, "an edge type");
 
 /// The position of a node in its trace.
-#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Debug)]
-pub struct NodeId(u32);
+#[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct NodeId(NonZeroU32);
 
 impl NodeId {
-    /// The node at position `index`.
+    /// The node at position `index`; a trace has no position 2³² − 1.
     #[must_use]
     pub const fn new(index: u32) -> Self {
-        Self(index)
+        // One more than the position, so that no node is zero and `Option` needs no room.
+        match NonZeroU32::new(index.wrapping_add(1)) {
+            Some(number) => Self(number),
+            None => Self(NonZeroU32::MAX),
+        }
     }
 
     /// The position as an index into [`crate::Trace::nodes`].
     #[must_use]
     pub const fn index(self) -> usize {
-        self.0 as usize
+        self.get() as usize
     }
 
     /// The position as a number.
     #[must_use]
     pub const fn get(self) -> u32 {
-        self.0
+        self.0.get() - 1
     }
 
     /// The node at `index`, if that fits.
     pub(crate) fn from_index(index: usize) -> Option<Self> {
-        u32::try_from(index).ok().map(Self)
+        u32::try_from(index).ok().map(Self::new)
     }
 }
 
 impl fmt::Display for NodeId {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.fmt(f)
+        self.get().fmt(f)
+    }
+}
+
+impl fmt::Debug for NodeId {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "NodeId({})", self.get())
     }
 }
 
 impl From<u32> for NodeId {
     fn from(index: u32) -> Self {
-        Self(index)
+        Self::new(index)
     }
 }
 
 impl Serialize for NodeId {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.serialize_u32(self.0)
+        serializer.serialize_u32(self.get())
     }
 }
 
@@ -333,7 +344,10 @@ impl<'de> Deserialize<'de> for NodeId {
             }
             fn visit_u64<E: de::Error>(self, number: u64) -> Result<NodeId, E> {
                 u32::try_from(number)
-                    .map(NodeId)
+                    .ok()
+                    .filter(|number| *number < u32::MAX)
+                    .map(NodeId::new)
+                    .ok_or(())
                     .map_err(|_| E::custom(Coded(Code::WrongType, "a node number needs 32 bits")))
             }
             fn visit_i64<E: de::Error>(self, number: i64) -> Result<NodeId, E> {

@@ -22,6 +22,7 @@ mod message;
 mod node;
 mod record;
 mod response;
+mod stats;
 mod tool;
 mod trace;
 
@@ -50,6 +51,7 @@ pub use message::{AssistantMessage, Content, Message, Part, Role, ToolCall, Tool
 pub use node::{MessageNode, NodeTokens};
 pub use record::RecordOptions;
 pub use response::{ExpertRows, Response, Span, TurnTokens};
+pub use stats::Stats;
 pub use tool::Tool;
 pub use trace::Trace;
 

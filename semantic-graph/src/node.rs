@@ -293,8 +293,8 @@ fn parent<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<NodeId>, 
     match Option::<i64>::deserialize(deserializer)? {
         None => Ok(None),
         Some(number) => match u32::try_from(number) {
-            Ok(number) => Ok(Some(NodeId::new(number))),
-            Err(_) => Err(de::Error::custom(Coded(
+            Ok(number) if number < u32::MAX => Ok(Some(NodeId::new(number))),
+            _ => Err(de::Error::custom(Coded(
                 Code::InvalidParent,
                 "a parent is an earlier node",
             ))),

@@ -52,6 +52,12 @@ impl<T: Record> Record for std::sync::Arc<T> {
     }
 }
 
+impl<T: Record> Record for Box<T> {
+    fn write<S: Serializer>(&self, serializer: S, options: RecordOptions) -> Result<S::Ok, S::Error> {
+        (**self).write(serializer, options)
+    }
+}
+
 /// A value together with its options, as serde wants it.
 pub(crate) struct With<'a, T: ?Sized>(pub(crate) &'a T, pub(crate) RecordOptions);
 

@@ -229,11 +229,11 @@ fn mermaid_stays_within_its_limits_or_says_so() {
 }
 
 #[test]
-fn a_path_of_a_million_messages_is_drawn_without_recursion() {
+fn a_very_long_path_is_drawn_without_recursion() {
     let mut chain = Trace::new("chain");
     let mut parent = None;
     let message = std::sync::Arc::new(Message::user("x"));
-    for _ in 0..1_000_000 {
+    for _ in 0..200_000 {
         let node = MessageNode::new(parent, std::sync::Arc::clone(&message));
         parent = Some(chain.push_node(node).unwrap());
     }

@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use semantic_graph::json::Value;
 use semantic_graph::store::{
-    Episode, Episodes, Options, Reader, Record, StoreError, SyncPolicy, Writer, compact, load, recover, write_episode,
+    Episode, Episodes, Options, Reader, Record, StoreError, SyncPolicy, Writer, compact, load, read_traces, recover,
+    write_episode,
 };
 use semantic_graph::{
     EdgeType, Message, ModelCall, RecordOptions, RequestId, Response, SemanticEdge, SemanticEdgeSet, Trace, TurnTokens,
@@ -414,6 +415,34 @@ fn episodes_go_to_the_reference_and_back() {
     let nodes = read[0].traces[0].nodes();
     assert_eq!(nodes[1].tokens().logprobs[0], -0.1235);
     assert!(nodes[1].tokens().logprobs[1].is_nan(), "null is what JSON has");
+}
+
+#[test]
+fn traces_are_read_from_any_kind_of_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("file");
+    let (trace, _) = write_run(&path, 3, Options::default());
+    assert_eq!(read_traces(&path).unwrap(), [trace.clone()]);
+
+    let record = trace.to_json(RecordOptions::STORED).unwrap();
+    let pretty: serde_json::Value = serde_json::from_str(&record).unwrap();
+    fs::write(&path, serde_json::to_string_pretty(&pretty).unwrap()).unwrap();
+    let read = read_traces(&path).unwrap();
+    assert_eq!(read.len(), 1);
+    assert_eq!(read[0].nodes().len(), trace.nodes().len());
+
+    let mut lines = b"\n".to_vec();
+    for _ in 0..2 {
+        let episode = Episode {
+            traces: vec![trace.clone(), Trace::new("other")],
+            extra: vec![],
+        };
+        write_episode(&mut lines, &episode).unwrap();
+    }
+    fs::write(&path, &lines).unwrap();
+    assert_eq!(read_traces(&path).unwrap().len(), 4);
+    fs::write(&path, "no trace").unwrap();
+    assert!(matches!(read_traces(&path), Err(StoreError::Json(_))));
 }
 
 #[cfg(feature = "zstd")]

@@ -205,7 +205,8 @@ impl Trace {
         let mut digests = Vec::with_capacity(messages.len());
         let mut matching = true;
         for (i, message) in messages.iter().enumerate() {
-            let digest = match self.known_digest(index, matching, tip, message) {
+            let nearby = if matching { self.nearby(tip, message) } else { None };
+            let digest = match nearby.and_then(|(id, _)| index.digest(id)) {
                 Some(digest) => digest,
                 None => message_digest(message).map_err(|error| PrepareError::Identity {
                     message: base + i,
@@ -213,14 +214,19 @@ impl Trace {
                 })?,
             };
             digests.push(digest);
-            if matching {
-                match index.variants(&self.nodes, tip, tools_digest, digest).next() {
-                    Some(found) => {
-                        tip = Some(found);
-                        prefix_len += 1;
-                    }
-                    None => matching = false,
+            if !matching {
+                continue;
+            }
+            let found = match nearby {
+                Some((id, true)) => Some(id),
+                _ => index.variants(&self.nodes, tip, tools_digest, digest).next(),
+            };
+            match found {
+                Some(found) => {
+                    tip = Some(found);
+                    prefix_len += 1;
                 }
+                None => matching = false,
             }
         }
         let (path_len, renderer_path_len) = tip.map_or((0, 0), |tip| index.path_tokens(tip));
@@ -238,26 +244,23 @@ impl Trace {
         })
     }
 
-    /// The identity of a message that is equal to a stored one nearby.
-    fn known_digest(
-        &self,
-        index: &KeyIndex,
-        matching: bool,
-        tip: Option<NodeId>,
-        message: &Arc<Message>,
-    ) -> Option<Digest> {
-        if !matching {
-            return None;
-        }
+    /// A stored message that equals `message` and may follow `tip`; and whether it is for sure the
+    /// newest node of its key, as the newest child is.
+    fn nearby(&self, tip: Option<NodeId>, message: &Arc<Message>) -> Option<(NodeId, bool)> {
         let same = |id: &NodeId| {
             let known = &self.nodes[id.index()].message;
             Arc::ptr_eq(known, message) || known == message
         };
-        let found = match tip {
-            Some(tip) => self.derived().children(tip).take(LIKELY_CHILDREN).find(same),
-            None => index.likely_roots().find(same),
-        }?;
-        index.digest(found)
+        match tip {
+            Some(tip) => self
+                .derived()
+                .children(tip)
+                .take(LIKELY_CHILDREN)
+                .enumerate()
+                .find(|(_, id)| same(id))
+                .map(|(age, id)| (id, age == 0)),
+            None => self.key_index().likely_roots().find(same).map(|id| (id, false)),
+        }
     }
 
     /// The longest beginning of a prompt that some path from some root has, whatever the tools and

@@ -61,11 +61,22 @@ impl Builder {
             }
             Record::Links(links) => {
                 let len = self.trace.nodes.len();
-                for (target, source, label) in links {
+                for at in 0..links.len() {
+                    // Links of one target usually come together: make exactly the room they need.
+                    let target = links[at].0;
+                    if at == 0 || links[at - 1].0 != target {
+                        let run = links[at..].iter().take_while(|link| link.0 == target).count();
+                        if let Some(node) = self.trace.nodes.get_mut(target.index())
+                            && node.semantic_parents.is_empty()
+                        {
+                            node.semantic_parents.reserve_exact(run);
+                        }
+                    }
+                    let (_, source, ref label) = links[at];
                     if target.index() >= len || source.index() >= len {
                         return Err(format!("a link between missing nodes: {source} -> {target}"));
                     }
-                    let label = self.labels.share(label);
+                    let label = self.labels.share(label.clone());
                     self.trace.nodes[target.index()]
                         .semantic_parents
                         .push(ParentLink { node: source, label });

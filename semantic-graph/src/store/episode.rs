@@ -1,7 +1,9 @@
 //! The reference's `traces.jsonl`: one episode per line.
 
 use std::fmt;
-use std::io::{BufRead, Write};
+use std::fs::File;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
 
 use serde::de::{Deserialize, Deserializer, MapAccess, Visitor};
 use serde::ser::{SerializeMap, Serializer};
@@ -109,4 +111,33 @@ pub fn write_episode(out: &mut impl Write, episode: &Episode) -> Result<(), Stor
     line.push(b'\n');
     out.write_all(&line)?;
     Ok(())
+}
+
+/// Reads the traces of a file of any kind: a store (compressed or not), a `traces.jsonl`, or one
+/// record as JSON.
+///
+/// # Errors
+/// [`StoreError`] as for the kind of file that the beginning suggests.
+pub fn read_traces(path: impl AsRef<Path>) -> Result<Vec<Trace>, StoreError> {
+    let path = path.as_ref();
+    let mut file = BufReader::new(File::open(path)?);
+    let beginning = file.fill_buf()?;
+    if beginning.starts_with(b"{\"s\":") || beginning.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
+        return Ok(vec![super::load(path)?.trace]);
+    }
+    let mut text = Vec::new();
+    file.read_to_end(&mut text)?;
+    // An episode has its traces under a key that a record does not have.
+    let first = text
+        .split(|byte| *byte == b'\n')
+        .find(|line| !line.trim_ascii().is_empty())
+        .unwrap_or_default();
+    if json::from_slice::<Episode>(first).is_ok() {
+        let mut traces = Vec::new();
+        for episode in Episodes::new(&*text) {
+            traces.extend(episode?.traces);
+        }
+        return Ok(traces);
+    }
+    Ok(vec![Trace::from_json(&text)?])
 }

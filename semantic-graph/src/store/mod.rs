@@ -42,7 +42,7 @@ mod line;
 mod reader;
 mod writer;
 
-pub use episode::{Episode, Episodes, write_episode};
+pub use episode::{Episode, Episodes, read_traces, write_episode};
 pub use error::StoreError;
 pub use line::{Record, Seal};
 pub use reader::{Loaded, Reader, Torn, load, recover};
