@@ -10,7 +10,7 @@ mod measure {
     use std::time::{Duration, Instant};
 
     use runtime_core::guest::{Link, LinkOptions, Rendezvous, SpawnOptions, Token, WriteFile, availability};
-    use runtime_core::{Env, Exec};
+    use runtime_core::{Env, Exec, StdinMode};
     use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
     use tokio::process::{Child, Command};
 
@@ -22,7 +22,7 @@ mod measure {
             argv: argv.iter().map(Into::into).collect(),
             env: Env::new(),
             workdir: "/".into(),
-            stdin: runtime_core::StdinMode::Null,
+            stdin: StdinMode::Piped,
         }
     }
 

@@ -229,7 +229,7 @@ impl Server {
         };
         let tag = *tag;
         let mut found = watch.read().unwrap_or_default();
-        found.retain(is_not_loopback);
+        found.retain(leads_out);
         for interface in found {
             if *left == 0 {
                 self.watch = None;
@@ -426,7 +426,7 @@ impl Server {
                 let network = netlink::network().map_err(failure)?;
                 self.watch = Some((tag, watch, MAX_REPORTS));
                 self.port.send(tag, &Event::Done {});
-                for interface in network.interfaces.into_iter().filter(is_not_loopback).take(MAX_REPORTS) {
+                for interface in network.interfaces.into_iter().filter(leads_out).take(MAX_REPORTS) {
                     self.port.send(tag, &Event::Appeared { interface });
                 }
                 Ok(None)
@@ -511,8 +511,10 @@ impl Server {
     }
 }
 
-fn is_not_loopback(interface: &Interface) -> bool {
-    interface.name != b"lo"
+/// Whether packets could leave by it. One that is down carries nothing, and some kernels put tunnels that are down
+/// into every namespace; when it comes up, the kernel announces it again.
+fn leads_out(interface: &Interface) -> bool {
+    !interface.is_loopback() && interface.is_up()
 }
 
 fn failed((step, errno): Failure) -> Event {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use libfuzzer_sys::fuzz_target;
 use runtime_core::guest::frame::{Event, MAGIC, VERSION, encode};
 use runtime_core::guest::{Link, LinkOptions, SpawnOptions, Token};
-use runtime_core::{Env, Exec};
+use runtime_core::{Env, Exec, StdinMode};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 fn hello(token: &Token) -> Vec<u8> {
@@ -35,6 +35,7 @@ async fn run(bytes: &[u8]) {
         argv: vec!["true".into()],
         env: Env::new(),
         workdir: "/".into(),
+        stdin: StdinMode::Piped,
     };
     let options = SpawnOptions {
         stdin: true,

@@ -393,6 +393,18 @@ records! {
     }
 }
 
+impl Interface {
+    /// Whether it is switched on (`IFF_UP`). One that is not carries no packet.
+    pub fn is_up(&self) -> bool {
+        self.flags & 1 != 0
+    }
+
+    /// Whether it is a loopback (`IFF_LOOPBACK`), which the kernel decides. Its name could be anything's.
+    pub fn is_loopback(&self) -> bool {
+        self.flags & 8 != 0
+    }
+}
+
 /// One direction of the protocol.
 pub trait Message: Sized {
     /// Longest body.
@@ -590,7 +602,7 @@ messages! {
         },
         /// Asks for interfaces and routes. Answers `Network`.
         19 => Stats {},
-        /// Reports every interface other than `lo`, now and from now on. Answers `Done`, then `Appeared`.
+        /// Reports every interface other than `lo` that is up, now and from now on. Answers `Done`, then `Appeared`.
         20 => Watch {},
         /// Answers `Pong`.
         21 => Ping {},
@@ -688,7 +700,7 @@ messages! {
             /// There are more than these.
             truncated: bool,
         },
-        /// An interface other than `lo` is there. The tag is that of `Watch`.
+        /// An interface other than `lo` is up. The tag is that of `Watch`.
         76 => Appeared {
             /// It.
             interface: Interface,

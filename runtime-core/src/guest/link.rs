@@ -56,16 +56,16 @@ pub struct Network {
 }
 
 impl Network {
-    /// Whether there is nothing but the loopback interface, and no route by anything else.
+    /// Whether no interface is up but the loopback, and no route leads by anything else.
     pub fn is_cut(&self) -> bool {
         let loopback: Vec<u32> = self
             .interfaces
             .iter()
-            .filter(|interface| interface.name == b"lo")
+            .filter(|interface| interface.is_loopback())
             .map(|interface| interface.index)
             .collect();
         !self.truncated
-            && self.interfaces.len() == loopback.len()
+            && self.interfaces.iter().all(|interface| loopback.contains(&interface.index) || !interface.is_up())
             // A route without an interface leads nowhere: unreachable, blackhole and their like.
             && self.routes.iter().all(|route| route.interface == 0 || loopback.contains(&route.interface))
     }
@@ -267,7 +267,8 @@ impl Link {
         }
     }
 
-    /// Reports every interface but `lo` that the box has now or gets later. A later watch replaces an earlier one.
+    /// Reports every interface but `lo` that is up in the box or comes up later. A later watch replaces an earlier one,
+    /// and a watch reports a few at most: the first is reason enough to give the box up.
     ///
     /// # Errors
     /// When the box's kernel refuses to tell.

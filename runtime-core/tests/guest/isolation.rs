@@ -161,7 +161,13 @@ async fn a_network_that_is_cut_says_so_and_an_interface_that_appears_is_told() {
             .shell("PATH=$PATH:/sbin:/usr/sbin; ip link set lo down; ip link set lo up")
             .await;
         let added = "PATH=$PATH:/sbin:/usr/sbin; ip link add probe0 type veth peer name probe1";
+        let raised = "PATH=$PATH:/sbin:/usr/sbin; ip link set probe0 up";
         guest.shell(added).await;
+        assert!(
+            guest.link.network().await.unwrap().is_cut(),
+            "one that is down carries nothing"
+        );
+        guest.shell(raised).await;
         let appeared = within(watch.next()).await.unwrap();
         assert!(appeared.name.starts_with(b"probe"), "{appeared:?}");
         assert!(!guest.link.network().await.unwrap().is_cut());
@@ -174,7 +180,12 @@ async fn a_network_that_is_cut_says_so_and_an_interface_that_appears_is_told() {
                 Err(error) => break assert_eq!(error.kind(), ErrorKind::Cancelled),
             }
         }
-        guest.shell("PATH=$PATH:/sbin:/usr/sbin; ip link del probe0").await;
+        // A name proves nothing.
+        let renamed = "PATH=$PATH:/sbin:/usr/sbin; ip link set lo down; ip link set lo name lo1; ip link set lo1 up
+                       ip link set probe0 down; ip link set probe0 name lo; ip link set lo up";
+        guest.shell(renamed).await;
+        assert!(!guest.link.network().await.unwrap().is_cut());
+        guest.shell("PATH=$PATH:/sbin:/usr/sbin; ip link del lo").await;
         assert!(guest.link.network().await.unwrap().is_cut());
     }
 }
