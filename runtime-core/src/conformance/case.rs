@@ -126,7 +126,6 @@ pub(crate) enum Gap {
 pub struct Case {
     pub(crate) name: &'static str,
     pub(crate) needs: &'static [Capability],
-    pub(crate) programs: &'static [&'static str],
     pub(crate) gap: Gap,
     pub(crate) deadline: Duration,
     pub(crate) alone: bool,
@@ -138,7 +137,6 @@ impl Case {
         Self {
             name,
             needs: &[],
-            programs: &[],
             gap: Gap::Untested,
             deadline: Duration::from_secs(60),
             alone: false,
@@ -165,12 +163,6 @@ impl Case {
         self
     }
 
-    /// Programs beyond `sh` and the tools of busybox.
-    pub(crate) const fn programs(mut self, programs: &'static [&'static str]) -> Self {
-        self.programs = programs;
-        self
-    }
-
     pub(crate) const fn deadline(mut self, seconds: u64) -> Self {
         self.deadline = Duration::from_secs(seconds);
         self
@@ -192,11 +184,6 @@ impl Case {
         self.needs
     }
 
-    /// The programs that it needs beyond `sh` and the tools of busybox.
-    pub fn required_programs(&self) -> &'static [&'static str] {
-        self.programs
-    }
-
     /// How long it may take before it counts as hung.
     pub fn time_limit(&self) -> Duration {
         self.deadline
@@ -208,7 +195,6 @@ impl fmt::Debug for Case {
         f.debug_struct("Case")
             .field("name", &self.name)
             .field("capabilities", &self.needs)
-            .field("programs", &self.programs)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }

@@ -15,7 +15,6 @@ use crate::conformance::context::{Context, Pulse, cut_short, sh};
 use crate::conformance::verdict::{Failure, Verdict, ensure, ensure_eq};
 use crate::error::ErrorKind;
 use crate::files::ByteStream;
-use crate::network::Routes;
 use crate::sandbox::Phase;
 
 pub(super) const CASES: &[Case] = &[
@@ -331,10 +330,10 @@ async fn prepare(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     for polls in 1..3 {
         let _ = cut_short(sandbox.prepare_setup(), polls).await;
-        let _ = cut_short(sandbox.prepare_execution(Routes::default()), polls).await;
+        let _ = cut_short(sandbox.prepare_execution(Default::default()), polls).await;
     }
     sandbox.prepare_setup().await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     ensure_eq!(sandbox.phase(), Phase::Executing);
     ensure_eq!(sh(&sandbox, "echo fine").await?, "fine\n");
     if cx.capabilities().live_processes {
