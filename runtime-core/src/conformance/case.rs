@@ -14,6 +14,8 @@ use crate::conformance::verdict::Verdict;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Capability {
+    /// [`Capabilities::local`].
+    Local,
     /// [`Capabilities::live_processes`].
     LiveProcesses,
     /// [`Capabilities::stdin_eof`].
@@ -56,6 +58,7 @@ impl Capability {
     /// Whether a provider with these capabilities has it.
     pub fn is_in(self, capabilities: &Capabilities) -> bool {
         match self {
+            Self::Local => capabilities.local,
             Self::LiveProcesses => capabilities.live_processes,
             Self::StdinEof => capabilities.stdin_eof,
             Self::GroupSignals => capabilities.group_signals,
@@ -80,6 +83,7 @@ impl Capability {
     /// Its name in reports, in `snake_case`.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Local => "local",
             Self::LiveProcesses => "live_processes",
             Self::StdinEof => "stdin_eof",
             Self::GroupSignals => "group_signals",

@@ -186,7 +186,8 @@ fn on_this_thread(target: Arc<dyn Target>, run: Run, deadline: Duration) -> Verd
     });
     // Whatever the verdict, nothing may stay behind; but what went wrong first is what is told.
     let gone = runtime.block_on(context.all_gone(TEARDOWN_PATIENCE));
-    runtime.shutdown_background();
+    // Threads of dropped operations may still write into the scratch directory.
+    runtime.shutdown_timeout(THREAD_PATIENCE);
     match verdict {
         Ok(()) => gone,
         Err(failure) => Err(failure),
