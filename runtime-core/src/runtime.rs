@@ -42,6 +42,8 @@ pub struct BoxSpec {
 /// is dropped only when it outlasts the boot timeout, when the box is being stopped and it takes longer than some
 /// seconds more, or when the executor itself goes away; `delete` follows. A dropped `run` must kill what it started, as far as the
 /// provider can.
+/// In a box on this machine, a dropped change of files has ended before the next operation on the box begins: what
+/// comes after has the last word.
 #[async_trait]
 pub trait Runtime: Send + Sync + 'static {
     /// The provider's tag, such as `docker`.

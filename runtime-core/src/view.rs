@@ -420,7 +420,7 @@ impl View {
         self.check(operation.clone(), false)?;
         let download = async {
             let stream = self.shared.runtime.download_tar(&dir).await?;
-            tree::unpack(stream, local.as_ref().to_path_buf()).await
+            tree::unpack(stream, local.as_ref().to_path_buf(), ()).await
         };
         self.operate(operation, download).await
     }

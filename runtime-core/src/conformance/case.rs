@@ -14,6 +14,8 @@ use crate::conformance::verdict::Verdict;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Capability {
+    /// [`Capabilities::local`].
+    Local,
     /// [`Capabilities::live_processes`].
     LiveProcesses,
     /// [`Capabilities::stdin_eof`].
@@ -56,6 +58,7 @@ impl Capability {
     /// Whether a provider with these capabilities has it.
     pub fn is_in(self, capabilities: &Capabilities) -> bool {
         match self {
+            Self::Local => capabilities.local,
             Self::LiveProcesses => capabilities.live_processes,
             Self::StdinEof => capabilities.stdin_eof,
             Self::GroupSignals => capabilities.group_signals,
@@ -80,6 +83,7 @@ impl Capability {
     /// Its name in reports, in `snake_case`.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Local => "local",
             Self::LiveProcesses => "live_processes",
             Self::StdinEof => "stdin_eof",
             Self::GroupSignals => "group_signals",
@@ -126,7 +130,6 @@ pub(crate) enum Gap {
 pub struct Case {
     pub(crate) name: &'static str,
     pub(crate) needs: &'static [Capability],
-    pub(crate) programs: &'static [&'static str],
     pub(crate) gap: Gap,
     pub(crate) deadline: Duration,
     pub(crate) alone: bool,
@@ -138,7 +141,6 @@ impl Case {
         Self {
             name,
             needs: &[],
-            programs: &[],
             gap: Gap::Untested,
             deadline: Duration::from_secs(60),
             alone: false,
@@ -165,12 +167,6 @@ impl Case {
         self
     }
 
-    /// Programs beyond `sh` and the tools of busybox.
-    pub(crate) const fn programs(mut self, programs: &'static [&'static str]) -> Self {
-        self.programs = programs;
-        self
-    }
-
     pub(crate) const fn deadline(mut self, seconds: u64) -> Self {
         self.deadline = Duration::from_secs(seconds);
         self
@@ -192,11 +188,6 @@ impl Case {
         self.needs
     }
 
-    /// The programs that it needs beyond `sh` and the tools of busybox.
-    pub fn required_programs(&self) -> &'static [&'static str] {
-        self.programs
-    }
-
     /// How long it may take before it counts as hung.
     pub fn time_limit(&self) -> Duration {
         self.deadline
@@ -208,7 +199,6 @@ impl fmt::Debug for Case {
         f.debug_struct("Case")
             .field("name", &self.name)
             .field("capabilities", &self.needs)
-            .field("programs", &self.programs)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }

@@ -6,6 +6,7 @@
 //! [`stop`](crate::Sandbox::stop) every group gets SIGTERM, 5 s later SIGKILL, and on Linux what left its group is found
 //! by a marker in its environment.
 
+mod changes;
 mod config;
 mod files;
 #[cfg(all(target_os = "linux", not(portable_processes)))]

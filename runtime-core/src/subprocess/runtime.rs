@@ -19,6 +19,7 @@ use crate::files::{ByteStream, Content, DirEntry, Metadata, WriteOptions};
 use crate::lease::crash::crash_point;
 use crate::process::Process;
 use crate::runtime::{BoxSpec, Runtime};
+use crate::subprocess::changes::Changes;
 use crate::subprocess::config::{CAPABILITIES, TAG};
 use crate::subprocess::files;
 use crate::subprocess::process::Groups;
@@ -49,6 +50,7 @@ pub struct SubprocessRuntime {
     claim: String,
     groups: Arc<Groups>,
     directory: Arc<Mutex<Directory>>,
+    changes: Changes,
 }
 
 /// Whose the directory of the box is. Its creation and its deletion may meet: the thread that creates it goes on when
@@ -75,6 +77,7 @@ impl SubprocessRuntime {
             claim: crate::names::random_id(),
             groups: Arc::new(Groups::default()),
             directory: Arc::new(Mutex::new(Directory::Foreign)),
+            changes: Changes::default(),
         })
     }
 
@@ -87,6 +90,18 @@ impl SubprocessRuntime {
             ErrorKind::SandboxGone,
             "the directory of the sandbox is gone",
         ))
+    }
+
+    /// Makes a change in a thread for it. One that is abandoned goes on, and what comes after waits for its end.
+    async fn change(&self, work: impl FnOnce() -> Result<()> + Send + 'static) -> Result<()> {
+        self.changes.settled().await;
+        self.check_alive()?;
+        let (_waiting, working) = self.changes.begin();
+        blocking(move || {
+            let _working = working;
+            work()
+        })
+        .await
     }
 
     fn launch(&self, exec: Exec, stdio: Stdio) -> Result<Launch> {
@@ -157,11 +172,13 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn spawn(&self, exec: Exec) -> Result<Process> {
+        self.changes.settled().await;
         let stdio = Stdio::pipes(exec.stdin);
         self.launch(exec, stdio).map(Launch::into_process)
     }
 
     async fn spawn_background(&self, exec: Exec, log: &Path) -> Result<()> {
+        self.changes.settled().await;
         self.check_alive()?;
         let log = log.to_path_buf();
         let log = blocking(move || files::open_log(&log)).await?;
@@ -175,6 +192,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn open(&self, path: &Path, limit: Option<u64>) -> Result<ByteStream> {
+        self.changes.settled().await;
         let path = path.to_path_buf();
         let shown = path.clone();
         match blocking(move || files::open(&path, limit)).await? {
@@ -204,6 +222,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn read(&self, path: &Path, limit: u64) -> Result<Bytes> {
+        self.changes.settled().await;
         let regular = path.to_path_buf();
         match blocking(move || files::read(&regular, limit)).await? {
             Some(content) => Ok(content),
@@ -212,24 +231,26 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn write(&self, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
+        self.changes.settled().await;
         self.check_alive()?;
-        files::write(path, content, options).await
+        files::write(&self.changes, path, content, options).await
     }
 
     async fn stat(&self, path: &Path) -> Result<Metadata> {
+        self.changes.settled().await;
         let path = path.to_path_buf();
         blocking(move || files::stat(&path)).await
     }
 
     async fn list(&self, path: &Path) -> Result<Vec<DirEntry>> {
+        self.changes.settled().await;
         let path = path.to_path_buf();
         blocking(move || files::list(&path)).await
     }
 
     async fn create_dir(&self, path: &Path) -> Result<()> {
-        self.check_alive()?;
         let path = path.to_path_buf();
-        blocking(move || {
+        self.change(move || {
             fs::create_dir_all(&path).map_err(|error| Error::io(format_args!("creating {}", path.display()), error))
         })
         .await
@@ -237,15 +258,18 @@ impl Runtime for SubprocessRuntime {
 
     async fn remove(&self, path: &Path, recursive: bool) -> Result<()> {
         let path = path.to_path_buf();
-        blocking(move || files::remove(&path, recursive)).await
+        self.change(move || files::remove(&path, recursive)).await
     }
 
     async fn upload_tar(&self, dir: &Path, tar: ByteStream) -> Result<()> {
+        self.changes.settled().await;
         self.check_alive()?;
-        tree::unpack(tar, dir.to_path_buf()).await
+        let (_waiting, working) = self.changes.begin();
+        tree::unpack(tar, dir.to_path_buf(), working).await
     }
 
     async fn download_tar(&self, dir: &Path) -> Result<ByteStream> {
+        self.changes.settled().await;
         let dir = dir.to_path_buf();
         let (stream, half) = blocking(move || tree::pack(dir)).await?;
         Ok(half.behind(stream))

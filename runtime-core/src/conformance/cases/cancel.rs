@@ -11,11 +11,10 @@ use tokio::task::JoinSet;
 use crate::command::Command;
 use crate::conformance::case::{Capability, Case, case};
 use crate::conformance::cases::trees::{make_tree, snapshot};
-use crate::conformance::context::{Context, Pulse, cut_short, sh};
+use crate::conformance::context::{Context, Pulse, cut_short, refused, sh};
 use crate::conformance::verdict::{Failure, Verdict, ensure, ensure_eq};
 use crate::error::ErrorKind;
 use crate::files::ByteStream;
-use crate::network::Routes;
 use crate::sandbox::Phase;
 
 pub(super) const CASES: &[Case] = &[
@@ -40,6 +39,10 @@ pub(super) const CASES: &[Case] = &[
         .needs(&[Capability::AtomicWrite])
         .gap_untested(),
     case!("cancel/stat-list-create-and-remove", small_operations),
+    case!("cancel/what-comes-after-has-the-last-word", last_word)
+        .needs(&[Capability::Local])
+        .gap_untested()
+        .deadline(120),
     case!("cancel/upload-can-be-done-again", upload).deadline(120),
     case!("cancel/download-can-be-done-again", download).deadline(120),
     case!("cancel/provision-leaves-no-box", provision).deadline(180),
@@ -241,6 +244,29 @@ async fn small_operations(cx: Context) -> Verdict {
     Ok(())
 }
 
+async fn last_word(cx: Context) -> Verdict {
+    let sandbox = cx.sandbox().await?;
+    let local = cx.scratch().join("local");
+    make_tree(&local, 100)?;
+    for round in 0..30 {
+        let polls = round % 6 + 1;
+        let pause = Duration::from_millis(20);
+        let content = format!("last word {round}");
+        // Whatever a dropped call still does, it does before the next one.
+        let _ = tokio::time::timeout(pause, cut_short(sandbox.write("file", vec![b'x'; 1 << 20]), polls)).await;
+        sandbox.write("file", content.clone()).await?;
+        ensure_eq!(&sandbox.read("file").await?[..], content.as_bytes());
+        let _ = tokio::time::timeout(pause, cut_short(sandbox.upload_dir(&local, "tree"), polls)).await;
+        let _ = tokio::time::timeout(pause, cut_short(sandbox.remove_all("tree"), polls)).await;
+        sandbox.write("tree/dir-0/file", content.clone()).await?;
+        ensure_eq!(sh(&sandbox, "cat file tree/dir-0/file").await?, content.repeat(2));
+        ensure_eq!(&sandbox.read("file").await?[..], content.as_bytes());
+        sandbox.remove_all("tree").await?;
+        refused(sandbox.stat("tree").await, ErrorKind::NotFound)?;
+    }
+    Ok(())
+}
+
 async fn upload(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let local = cx.scratch().join("local");
@@ -331,10 +357,10 @@ async fn prepare(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     for polls in 1..3 {
         let _ = cut_short(sandbox.prepare_setup(), polls).await;
-        let _ = cut_short(sandbox.prepare_execution(Routes::default()), polls).await;
+        let _ = cut_short(sandbox.prepare_execution(Default::default()), polls).await;
     }
     sandbox.prepare_setup().await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     ensure_eq!(sandbox.phase(), Phase::Executing);
     ensure_eq!(sh(&sandbox, "echo fine").await?, "fine\n");
     if cx.capabilities().live_processes {

@@ -30,6 +30,7 @@ pub(super) const CASES: &[Case] = &[
         mebibyte_argument
     ),
     case!("exec/argv-beyond-every-limit-is-refused", argv_beyond_limits),
+    case!("exec/the-declared-limits-of-argv-are-exact", declared_limits),
     case!("exec/empty-argv-is-refused", empty_argv),
     case!("exec/nul-is-refused-by-field", nul_refused),
     case!("exec/a-missing-program-is-typed", missing_program),
@@ -251,6 +252,36 @@ async fn argv_beyond_limits(cx: Context) -> Verdict {
         "the error names {field:?}, not argv: {error}"
     );
     sh(&sandbox, "true").await?;
+    Ok(())
+}
+
+async fn declared_limits(cx: Context) -> Verdict {
+    let sandbox = cx.sandbox().await?;
+    let capabilities = cx.capabilities();
+    let count = |argument: String| Command::shell("printf %s \"$1\" | wc -c").arg("sh").arg(argument);
+    if let Some(limit) = capabilities.max_argument_bytes {
+        let limit = usize::try_from(limit)?;
+        let output = sandbox.run(count("x".repeat(limit))).await?;
+        ensure_eq!(output.stdout_lossy().trim(), limit.to_string(), "the largest argument");
+        let too_large = sandbox.run(count("x".repeat(limit + 1))).await;
+        refused_field(too_large, ErrorKind::InvalidArgument, "argv[4]")?;
+        // A variable is its name, `=` and its value.
+        let variable = |bytes: usize| Command::shell("printf %s \"$LARGE\" | wc -c").env("LARGE", "x".repeat(bytes));
+        let output = sandbox.run(variable(limit - 6)).await?;
+        ensure_eq!(
+            output.stdout_lossy().trim(),
+            (limit - 6).to_string(),
+            "the largest variable"
+        );
+        let too_large = sandbox.run(variable(limit - 5)).await;
+        refused_field(too_large, ErrorKind::InvalidArgument, "env.LARGE")?;
+    }
+    if let Some(limit) = capabilities.max_argv_bytes {
+        let largest = capabilities.max_argument_bytes.unwrap_or(limit).min(limit);
+        let pieces = usize::try_from(limit / largest.max(1) + 1)?;
+        let too_large = Command::new(["true"]).args(vec!["x".repeat(usize::try_from(largest)?); pieces]);
+        refused_field(sandbox.run(too_large).await, ErrorKind::InvalidArgument, "argv")?;
+    }
     Ok(())
 }
 

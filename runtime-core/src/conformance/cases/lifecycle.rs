@@ -14,7 +14,6 @@ use crate::conformance::context::{Context, each, refused, refused_field, sh};
 use crate::conformance::verdict::{Failure, Verdict, ensure, ensure_eq};
 use crate::error::ErrorKind;
 use crate::files::ByteStream;
-use crate::network::Routes;
 use crate::sandbox::{Phase, Sandbox};
 use crate::view::View;
 
@@ -83,17 +82,17 @@ async fn phases(cx: Context) -> Verdict {
     sandbox.prepare_setup().await?;
     ensure_eq!(view.phase(), Phase::Setup);
     sh(&sandbox, "true").await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     ensure_eq!(view.phase(), Phase::Executing);
     sh(&sandbox, "true").await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     ensure_eq!(view.phase(), Phase::Executing);
     sandbox.prepare_setup().await?;
     ensure_eq!(view.phase(), Phase::Setup);
     sandbox.stop().await?;
     ensure_eq!(view.phase(), Phase::Stopped);
     refused(sandbox.prepare_setup().await, ErrorKind::Phase)?;
-    refused(sandbox.prepare_execution(Routes::default()).await, ErrorKind::Phase)?;
+    refused(sandbox.prepare_execution(Default::default()).await, ErrorKind::Phase)?;
     ensure_eq!(view.phase(), Phase::Stopped);
     Ok(())
 }
@@ -108,7 +107,7 @@ async fn prepare_unrestricted(cx: Context) -> Verdict {
         )
         .await?;
     sandbox.prepare_setup().await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     ensure_eq!(&sandbox.read("file").await?[..], b"kept");
     sh(&sandbox, "touch ask; until [ -s log ]; do sleep 0.05; done").await?;
     Ok(())
@@ -116,7 +115,7 @@ async fn prepare_unrestricted(cx: Context) -> Verdict {
 
 async fn prepare_again(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     sandbox.run_background(["sleep", "1000"], "log").await?;
     sh(&sandbox, "true").await?;
     sandbox.prepare_setup().await?;
@@ -128,9 +127,9 @@ async fn setup_refused(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     // One that was started before the execution phase does not count.
     let before = sandbox.spawn(["cat"]).await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     sandbox.prepare_setup().await?;
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     let during = sandbox.spawn(["cat"]).await?;
     refused(sandbox.prepare_setup().await, ErrorKind::Phase)?;
     ensure_eq!(sandbox.phase(), Phase::Executing);

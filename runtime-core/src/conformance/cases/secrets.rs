@@ -8,7 +8,6 @@ use crate::conformance::context::Context;
 use crate::conformance::log::Log;
 use crate::conformance::verdict::{Failure, Verdict, ensure};
 use crate::error::Error;
-use crate::network::Routes;
 
 pub(super) const CASES: &[Case] = &[
     case!("secrets/no-value-of-a-variable-is-logged", logs),
@@ -74,7 +73,7 @@ async fn every_call(cx: &Context) -> Result<Vec<Error>, Failure> {
         Err(error) => errors.push(error),
     }
     errors.extend(sandbox.read("missing").await.err());
-    sandbox.prepare_execution(Routes::default()).await?;
+    sandbox.prepare_execution(Default::default()).await?;
     sandbox.stop().await?;
     errors.extend(sandbox.run(secret(Command::new(["true"]))).await.err());
     errors.extend(cx.builder().env("BAD", format!("{SECRET}\0")).provision().await.err());
