@@ -1,0 +1,3 @@
+//! Requests as values: what is asked of the engine, without asking it.
+
+pub(crate) mod create;
