@@ -27,6 +27,7 @@ pub mod subprocess;
 mod test_log;
 pub mod text;
 mod tree;
+pub mod uv;
 mod view;
 
 pub use background::detach;

@@ -575,6 +575,22 @@ impl View {
     }
 }
 
+/// Scripts are prepared in a box through its own operations; see [`uv`](crate::uv).
+#[async_trait::async_trait]
+impl crate::uv::ScriptHost for View {
+    async fn write(&self, path: &Path, bytes: Bytes, mode: u32) -> Result<()> {
+        self.write_with(path, bytes, WriteOptions::mode(mode)).await
+    }
+
+    async fn read(&self, path: &Path, max_bytes: u64) -> Result<Bytes> {
+        self.read_up_to(path, max_bytes).await
+    }
+
+    async fn run(&self, command: Command) -> Result<Output> {
+        View::run(self, command).await
+    }
+}
+
 /// Refuses what the provider cannot carry, before any I/O.
 fn check_against(capabilities: &Capabilities, exec: &Exec) -> Result<()> {
     if !capabilities.non_utf8_argv {

@@ -1,0 +1,7 @@
+VIRTUAL_ENV="$1"
+PATH="$1/bin:${HOME:-/tmp}/.local/bin:$PATH"
+UV_INSTALL_DIR="${HOME:-/tmp}/.local/bin"
+UV_RUN_RECURSION_DEPTH=1
+export VIRTUAL_ENV PATH UV_INSTALL_DIR UV_RUN_RECURSION_DEPTH
+shift
+exec "$@"
