@@ -14,6 +14,9 @@ pub mod gpu;
 pub mod layer;
 pub mod limiter;
 pub mod names;
+
+#[cfg(all(feature = "guest", target_os = "linux"))]
+pub mod guest;
 pub mod network;
 mod process;
 mod registry;
