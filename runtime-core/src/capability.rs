@@ -19,6 +19,8 @@ pub struct Capabilities {
     pub group_signals: bool,
     /// What a program leaves behind in its process group is killed when the program ends.
     pub kills_leftovers: bool,
+    /// What left its process group (a daemon) dies with the box at the latest.
+    pub kills_escaped: bool,
     /// A pipe that nobody reads holds its writer back, so that a live process costs bounded memory.
     pub back_pressure: bool,
     /// Stdout and stderr of a live process are independent: an unread one never blocks the other. Where it is off, both
@@ -103,6 +105,7 @@ impl Capabilities {
             stdin_eof: false,
             group_signals: false,
             kills_leftovers: false,
+            kills_escaped: false,
             back_pressure: false,
             independent_streams: false,
             non_utf8_argv: false,

@@ -7,16 +7,17 @@ mod capability;
 mod collect;
 mod command;
 pub mod config;
+#[cfg(all(feature = "conformance", unix))]
+pub mod conformance;
 mod error;
 mod exit;
 mod files;
 pub mod gpu;
+#[cfg(all(feature = "guest", target_os = "linux"))]
+pub mod guest;
 pub mod layer;
 pub mod limiter;
 pub mod names;
-
-#[cfg(all(feature = "guest", target_os = "linux"))]
-pub mod guest;
 pub mod network;
 mod process;
 mod registry;

@@ -302,27 +302,44 @@ reader! {
     ProcessStderr
 }
 
-/// Standard input of a live process. Dropping it is EOF in the box.
-pub struct ProcessStdin(Pin<Box<dyn AsyncWrite + Send>>);
+/// Standard input of a live process. Dropping it, or shutting it down, is EOF in the box.
+pub struct ProcessStdin(Option<Pin<Box<dyn AsyncWrite + Send>>>);
 
 impl ProcessStdin {
-    /// Wraps what the provider writes to.
+    /// Wraps what the provider writes to. It is dropped when it was shut down.
     pub fn new(inner: impl AsyncWrite + Send + 'static) -> Self {
-        Self(Box::pin(inner))
+        Self(Some(Box::pin(inner)))
     }
+}
+
+/// What a write after the shutdown gives.
+fn shut_down<T>() -> Poll<std::io::Result<T>> {
+    Poll::Ready(Err(std::io::ErrorKind::BrokenPipe.into()))
 }
 
 impl AsyncWrite for ProcessStdin {
     fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
-        self.0.as_mut().poll_write(cx, buf)
+        match &mut self.0 {
+            Some(inner) => inner.as_mut().poll_write(cx, buf),
+            None => shut_down(),
+        }
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.0.as_mut().poll_flush(cx)
+        match &mut self.0 {
+            Some(inner) => inner.as_mut().poll_flush(cx),
+            None => Poll::Ready(Ok(())),
+        }
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.0.as_mut().poll_shutdown(cx)
+        let Some(inner) = &mut self.0 else {
+            return Poll::Ready(Ok(()));
+        };
+        let shut = std::task::ready!(inner.as_mut().poll_shutdown(cx));
+        // A pipe is closed by dropping it and by nothing else.
+        self.0 = None;
+        Poll::Ready(shut)
     }
 
     fn poll_write_vectored(
@@ -330,11 +347,14 @@ impl AsyncWrite for ProcessStdin {
         cx: &mut Context<'_>,
         bufs: &[std::io::IoSlice<'_>],
     ) -> Poll<std::io::Result<usize>> {
-        self.0.as_mut().poll_write_vectored(cx, bufs)
+        match &mut self.0 {
+            Some(inner) => inner.as_mut().poll_write_vectored(cx, bufs),
+            None => shut_down(),
+        }
     }
 
     fn is_write_vectored(&self) -> bool {
-        self.0.is_write_vectored()
+        self.0.as_ref().is_some_and(|inner| inner.is_write_vectored())
     }
 }
 

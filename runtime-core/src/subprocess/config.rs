@@ -65,6 +65,8 @@ pub(crate) const CAPABILITIES: Capabilities = Capabilities {
     stdin_eof: true,
     group_signals: true,
     kills_leftovers: true,
+    // What left its group is found by a marker in its environment, which only Linux shows.
+    kills_escaped: cfg!(all(target_os = "linux", not(portable_processes))),
     back_pressure: true,
     independent_streams: true,
     non_utf8_argv: true,

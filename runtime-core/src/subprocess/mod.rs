@@ -8,7 +8,7 @@
 
 mod config;
 mod files;
-#[cfg(target_os = "linux")]
+#[cfg(all(target_os = "linux", not(portable_processes)))]
 mod marker;
 mod process;
 mod runtime;

@@ -28,20 +28,10 @@ pub(crate) struct Groups {
     running: Mutex<HashMap<u64, Weak<Control>>>,
     background: Mutex<Vec<Arc<Control>>>,
     next: AtomicU64,
-    owned: AtomicBool,
     closed: AtomicBool,
 }
 
 impl Groups {
-    /// The directory of the box is ours.
-    pub(crate) fn own(&self) {
-        self.owned.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_owned(&self) -> bool {
-        self.owned.load(Ordering::SeqCst)
-    }
-
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }

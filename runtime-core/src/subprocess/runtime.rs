@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -40,6 +40,18 @@ pub struct SubprocessRuntime {
     spec: BoxSpec,
     dir: PathBuf,
     groups: Arc<Groups>,
+    directory: Arc<Mutex<Directory>>,
+}
+
+/// Whose the directory of the box is. Its creation and its deletion may meet: the thread that creates it goes on when
+/// the executor that asked for it is gone.
+enum Directory {
+    /// Not ours, as far as is known: it does not exist yet, or somebody else made it.
+    Foreign,
+    /// We made it.
+    Ours,
+    /// Deleted, or never to be made.
+    Gone,
 }
 
 impl SubprocessRuntime {
@@ -53,16 +65,23 @@ impl SubprocessRuntime {
             spec,
             dir,
             groups: Arc::new(Groups::default()),
+            directory: Arc::new(Mutex::new(Directory::Foreign)),
         })
     }
 
-    fn launch(&self, exec: Exec, stdio: Stdio) -> Result<Launch> {
-        if self.groups.is_closed() || !self.dir.is_dir() {
-            return Err(Error::new(
-                ErrorKind::SandboxGone,
-                "the directory of the sandbox is gone",
-            ));
+    /// A box whose directory is gone is dead, and must not come back to life by a write that creates parents.
+    fn check_alive(&self) -> Result<()> {
+        if !self.groups.is_closed() && self.dir.is_dir() {
+            return Ok(());
         }
+        Err(Error::new(
+            ErrorKind::SandboxGone,
+            "the directory of the sandbox is gone",
+        ))
+    }
+
+    fn launch(&self, exec: Exec, stdio: Stdio) -> Result<Launch> {
+        self.check_alive()?;
         spawn::launch(&self.groups, exec, stdio, &self.dir)
     }
 }
@@ -92,8 +111,13 @@ impl Runtime for SubprocessRuntime {
     async fn create(&self) -> Result<()> {
         let cache = self.spec.cache.clone();
         let dir = self.dir.clone();
+        let directory = self.directory.clone();
         blocking(move || {
             cache.create_dir(PARENT)?;
+            let mut directory = directory.lock().unwrap_or_else(PoisonError::into_inner);
+            if let Directory::Gone = *directory {
+                return Err(Error::new(ErrorKind::SandboxGone, "the sandbox was deleted already"));
+            }
             // Two boxes must never share a directory, so this one must be new.
             fs::create_dir(&dir).map_err(|error| match error.kind() {
                 io::ErrorKind::AlreadyExists => Error::new(
@@ -102,16 +126,25 @@ impl Runtime for SubprocessRuntime {
                 )
                 .with_field("name"),
                 _ => Error::io(format_args!("creating {}", dir.display()), error),
-            })
+            })?;
+            *directory = Directory::Ours;
+            Ok(())
         })
-        .await?;
-        self.groups.own();
-        Ok(())
+        .await
     }
 
     async fn delete(&self) -> Result<()> {
-        // A create that found somebody else's directory must not delete it.
-        if !self.groups.is_owned() {
+        let directory = self.directory.clone();
+        let ours = blocking(move || {
+            let mut directory = directory.lock().unwrap_or_else(PoisonError::into_inner);
+            // A create that found somebody else's directory must not delete it, and one that comes later must not
+            // make one.
+            if let Directory::Foreign = *directory {
+                *directory = Directory::Gone;
+            }
+            Ok(matches!(*directory, Directory::Ours))
+        });
+        if !ours.await? {
             return Ok(());
         }
         self.groups.end(GRACE).await;
@@ -124,6 +157,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn spawn_background(&self, exec: Exec, log: &Path) -> Result<()> {
+        self.check_alive()?;
         let log = log.to_path_buf();
         let log = blocking(move || files::open_log(&log)).await?;
         let launch = self.launch(exec, Stdio::log(log))?;
@@ -132,14 +166,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn alive(&self) -> Result<()> {
-        let dir = self.dir.clone();
-        if !self.groups.is_closed() && blocking(move || Ok(dir.is_dir())).await? {
-            return Ok(());
-        }
-        Err(Error::new(
-            ErrorKind::SandboxGone,
-            "the directory of the sandbox is gone",
-        ))
+        self.check_alive()
     }
 
     async fn open(&self, path: &Path, limit: Option<u64>) -> Result<ByteStream> {
@@ -180,6 +207,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn write(&self, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
+        self.check_alive()?;
         files::write(path, content, options).await
     }
 
@@ -194,6 +222,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn create_dir(&self, path: &Path) -> Result<()> {
+        self.check_alive()?;
         let path = path.to_path_buf();
         blocking(move || {
             fs::create_dir_all(&path).map_err(|error| Error::io(format_args!("creating {}", path.display()), error))
@@ -207,6 +236,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn upload_tar(&self, dir: &Path, tar: ByteStream) -> Result<()> {
+        self.check_alive()?;
         tree::unpack(tar, dir.to_path_buf()).await
     }
 
@@ -243,7 +273,7 @@ pub(crate) async fn delete_directory(name: &str, dir: &Path) -> Result<()> {
     }
     let dir = dir.to_path_buf();
     blocking(move || {
-        #[cfg(target_os = "linux")]
+        #[cfg(all(target_os = "linux", not(portable_processes)))]
         crate::subprocess::marker::kill_marked(MARKER, &dir)?;
         files::remove_box(&dir)
     })
