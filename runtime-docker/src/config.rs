@@ -145,6 +145,9 @@ pub struct ContainerConfig {
     pub network: Option<String>,
     /// The engine's own init as process 1. Only with `exec = "engine"`, where nothing else reaps orphans. Default: on.
     pub init: Option<bool>,
+    /// Name or id of a running container to use instead of creating one. It stays somebody else's: it is never removed,
+    /// and what describes a new container is ignored but for `workdir`.
+    pub container: Option<String>,
     /// Address of the engine: `unix:///path`, `tcp://host:port`. Default: as the engine's own client finds it.
     pub host: Option<String>,
 }
@@ -173,6 +176,7 @@ impl Default for ContainerConfig {
             oci_runtime: None,
             network: None,
             init: None,
+            container: None,
             host: None,
         }
     }
@@ -188,6 +192,29 @@ impl ContainerConfig {
             image: Some(image.into()),
             ..Self::default()
         }
+    }
+
+    /// Somebody else's running container, by name or id.
+    pub fn attach(container: impl Into<String>) -> Self {
+        Self {
+            container: Some(container.into()),
+            ..Self::default()
+        }
+    }
+
+    /// A network policy needs the cut, which there is not yet.
+    ///
+    /// # Errors
+    /// [`Unsupported`](runtime_core::ErrorKind::Unsupported) naming `allow` or `block`.
+    pub(crate) fn refuse_policy(&self) -> Result<()> {
+        let field = if !self.block.is_empty() {
+            "block"
+        } else if self.allow != ["*"] {
+            "allow"
+        } else {
+            return Ok(());
+        };
+        Err(Error::unsupported("a network policy cannot be enforced here").with_field(field))
     }
 
     /// The working directory.
@@ -222,6 +249,11 @@ impl ContainerConfig {
             ));
         }
         absolute("workdir", self.workdir())?;
+        if self.container.as_deref().is_some_and(|name| {
+            name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+        }) {
+            return Err(Error::invalid_config("container", "is the name or id of a container"));
+        }
         for (field, value) in [
             ("cpu", self.cpu),
             ("memory", self.memory),
@@ -384,6 +416,7 @@ mod tests {
             (json!({"network": "container:x"}), "network"),
             (json!({"platform": "linux//arm"}), "platform"),
             (json!({"init": true}), "init"),
+            (json!({"container": "a/b"}), "container"),
             (json!({"imgae": "x"}), "imgae"),
         ] {
             let error = parse(fields.clone()).expect_err(&fields.to_string());

@@ -55,6 +55,14 @@ impl Endpoint {
         }
     }
 
+    /// The host on which it publishes ports.
+    pub(crate) fn host(&self) -> &str {
+        match self {
+            Self::Unix(_) => "127.0.0.1",
+            Self::Tcp(address) | Self::Tls(address, _) => address.rsplit_once(':').map_or(address, |(host, _)| host),
+        }
+    }
+
     /// Whether the engine's containers are processes of this host, as far as the address tells.
     pub(crate) fn is_local(&self) -> bool {
         matches!(self, Self::Unix(_))
@@ -324,6 +332,13 @@ async fn podman_service() -> Result<PathBuf> {
     let mut child = Command::new("podman")
         .args(["system", "service", "--time", &SERVICE_IDLE.to_string()])
         .arg(format!("unix://{}", socket.display()))
+        // It would hand them to every container.
+        .env_remove("HTTP_PROXY")
+        .env_remove("HTTPS_PROXY")
+        .env_remove("FTP_PROXY")
+        .env_remove("http_proxy")
+        .env_remove("https_proxy")
+        .env_remove("ftp_proxy")
         .stdin(Stdio::null())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())

@@ -2,11 +2,24 @@
 #![forbid(unsafe_code)]
 
 mod auth;
+mod capabilities;
 mod config;
 mod connect;
+mod engine;
+mod environment;
 mod error;
+mod exec;
+mod gpu;
+mod guest;
 mod image;
+mod provider;
+mod runtime;
+mod stream;
+mod users;
 mod wire;
+
+pub use provider::{DockerConfig, DockerProvider, DockerRuntime, PodmanConfig, PodmanProvider, PodmanRuntime};
+pub use runtime::ContainerRuntime;
 
 pub use config::{ContainerConfig, EngineKind, ExecMode, Mount, PullPolicy, Ulimit};
 

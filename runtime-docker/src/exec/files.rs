@@ -13,9 +13,10 @@ use runtime_core::{
     ByteStream, Collect, Content, DirEntry, Env, Error, ErrorKind, Exec, FileType, Metadata, Output, Process,
     ProcessStdout, Result, StdinMode, WriteOptions, stream_error,
 };
-use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::process::Commands;
+use crate::stream::{checked, message_error, outcome};
 
 /// Most bytes of a listing.
 const LISTING: u64 = 64 << 20;
@@ -36,26 +37,6 @@ fn script(text: &str, arguments: &[&OsStr], stdin: StdinMode) -> Exec {
         workdir: PathBuf::from("/"),
         stdin,
     }
-}
-
-/// What the message of a program means.
-fn message_error(what: std::fmt::Arguments<'_>, stderr: &[u8]) -> Error {
-    let text = runtime_core::text::tail(stderr, 500);
-    let text = text.trim();
-    let kinds = [
-        ("No such file", ErrorKind::NotFound),
-        ("Not a directory", ErrorKind::WrongFileType),
-        ("Is a directory", ErrorKind::WrongFileType),
-        ("Not a regular file", ErrorKind::WrongFileType),
-        ("Permission denied", ErrorKind::PermissionDenied),
-        ("Operation not permitted", ErrorKind::PermissionDenied),
-        ("Read-only file system", ErrorKind::PermissionDenied),
-        ("File exists", ErrorKind::AlreadyExists),
-        ("No space left", ErrorKind::ResourceExhausted),
-        ("Disk quota exceeded", ErrorKind::ResourceExhausted),
-    ];
-    let kind = kinds.iter().find(|(words, _)| text.contains(words)).map(|(_, kind)| *kind);
-    Error::new(kind.unwrap_or(ErrorKind::Io), format!("{what}: {text}"))
 }
 
 /// The tools of the box are missing: nothing that the caller asked for is.
@@ -81,7 +62,7 @@ impl Commands {
         runtime_core::collect(process, options).await.map_err(without_shell)
     }
 
-    async fn change(self: &Arc<Self>, what: std::fmt::Arguments<'_>, text: &str, arguments: &[&OsStr]) -> Result<()> {
+    async fn change(self: &Arc<Self>, what: &str, text: &str, arguments: &[&OsStr]) -> Result<()> {
         let output = self.scripted(text, arguments, 64 << 10).await?;
         match output.success() {
             true => Ok(()),
@@ -93,7 +74,7 @@ impl Commands {
         const TEXT: &str = r#"stat -c '%f %s %Y' -- "$1" && if [ -L "$1" ]; then readlink -- "$1"; fi"#;
         let output = self.scripted(TEXT, &[path.as_os_str()], 64 << 10).await?;
         if !output.success() {
-            return Err(message_error(format_args!("looking at {}", path.display()), &output.stderr.bytes));
+            return Err(message_error(&format!("looking at {}", path.display()), &output.stderr.bytes));
         }
         let text = &output.stdout.bytes[..];
         let line_end = text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len());
@@ -117,8 +98,7 @@ impl Commands {
         }
         let vanished = |stderr: &[u8]| String::from_utf8_lossy(stderr).lines().all(|line| line.contains("No such file"));
         if !output.success() && (output.stdout.bytes.is_empty() || !vanished(&output.stderr.bytes)) {
-            let what = format_args!("listing {}", path.display());
-            let error = message_error(what, &output.stderr.bytes);
+            let error = message_error(&format!("listing {}", path.display()), &output.stderr.bytes);
             // A shell says of a file that it cannot change to it, not always why.
             if error.kind() == ErrorKind::Io && !self.stat(path).await?.is_dir() {
                 return Err(Error::new(ErrorKind::WrongFileType, error.message().to_owned()));
@@ -129,7 +109,7 @@ impl Commands {
     }
 
     pub(crate) async fn create_dir(self: &Arc<Self>, path: &Path) -> Result<()> {
-        let what = format_args!("creating {}", path.display());
+        let what = &format!("creating {}", path.display());
         self.change(what, r#"mkdir -p -- "$1""#, &[path.as_os_str()]).await
     }
 
@@ -140,7 +120,7 @@ impl Commands {
             elif [ -d "$1" ] && ! [ -L "$1" ]; then rmdir -- "$1"
             else rm -f -- "$1"; fi
         "#;
-        let what = format_args!("removing {}", path.display());
+        let what = &format!("removing {}", path.display());
         let how = OsStr::new(if recursive { "all" } else { "one" });
         self.change(what, TEXT, &[path.as_os_str(), how]).await
     }
@@ -170,10 +150,18 @@ impl Commands {
             }
         }
         match &header[..] {
-            b"F\n" => Ok(checked(stdout, process, what, None)),
-            b"S\n" => Ok(checked(stdout, process, what, Some(SPECIAL_READ_TIMEOUT))),
+            b"F\n" => Ok(with_rest(process, stdout, what, None)),
+            b"S\n" => Ok(with_rest(process, stdout, what, Some(SPECIAL_READ_TIMEOUT))),
             _ => Err(failure_of(&mut process, &what).await),
         }
+    }
+
+    pub(crate) async fn read(self: &Arc<Self>, path: &Path, limit: u64) -> Result<bytes::Bytes> {
+        let stream = self.open(path, Some(limit)).await?;
+        let mut content = Vec::new();
+        let read = stream.take(limit).read_to_end(&mut content).await;
+        read.map_err(|error| stream_error("reading", error))?;
+        Ok(content.into())
     }
 
     pub(crate) async fn write(self: &Arc<Self>, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
@@ -205,7 +193,7 @@ impl Commands {
         let written = fed.await?;
         let (status, stdout, stderr) = outcome(&mut process).await.map_err(without_shell)?;
         if !status.success() {
-            return Err(message_error(format_args!("{what}"), &stderr));
+            return Err(message_error(&what, &stderr));
         }
         if size.is_empty() && options.atomic {
             // How long a stream is, is known only now.
@@ -217,7 +205,7 @@ impl Commands {
                 commands: Some(self.clone()),
                 path: temporary.to_owned(),
             };
-            let committed = self.change(format_args!("{what}"), COMMIT, &arguments).await;
+            let committed = self.change(&what, COMMIT, &arguments).await;
             undo.commands = None;
             return committed;
         }
@@ -236,7 +224,7 @@ impl Commands {
         let (status, _, stderr) = outcome(&mut process).await.map_err(without_shell)?;
         match status.success() {
             true => Ok(()),
-            false => Err(message_error(format_args!("{what}"), &stderr)),
+            false => Err(message_error(&what, &stderr)),
         }
     }
 
@@ -253,7 +241,7 @@ impl Commands {
         };
         let mut header = [0; 2];
         match stdout.read_exact(&mut header).await {
-            Ok(_) if &header == b"D\n" => Ok(checked(stdout, process, what, None)),
+            Ok(_) if &header == b"D\n" => Ok(with_rest(process, stdout, what, None)),
             _ => Err(failure_of(&mut process, &what).await),
         }
     }
@@ -375,110 +363,16 @@ async fn copy_in(source: &mut ByteStream, sink: &mut (impl tokio::io::AsyncWrite
     }
 }
 
-/// Reads what a program still prints, a little of it, and its end.
-async fn outcome(process: &mut Process) -> Result<(runtime_core::ExitStatus, Vec<u8>, Vec<u8>)> {
-    async fn short(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
-        let mut text = Vec::new();
-        if let Some(mut stream) = stream {
-            let _ = (&mut stream).take(8 << 10).read_to_end(&mut text).await;
-            let _ = tokio::io::copy(&mut stream, &mut tokio::io::sink()).await;
-        }
-        text
-    }
-    let (stdout, stderr) = tokio::join!(short(process.stdout.take()), short(process.stderr.take()));
-    Ok((process.wait().await?, stdout, stderr))
+/// The rest of a program's output.
+fn with_rest(mut process: Process, stdout: ProcessStdout, what: String, timeout: Option<Duration>) -> ByteStream {
+    process.stdout = Some(stdout);
+    checked(process, what, timeout)
 }
 
 async fn failure_of(process: &mut Process, what: &str) -> Error {
     match outcome(process).await {
-        Ok((.., stderr)) => message_error(format_args!("{what}"), &stderr),
+        Ok((.., stderr)) => message_error(what, &stderr),
         Err(error) => without_shell(error),
-    }
-}
-
-/// A program's output as a stream that ends with the program's failure, if it failed.
-fn checked(mut stdout: ProcessStdout, mut process: Process, what: String, timeout: Option<Duration>) -> ByteStream {
-    let (reader, mut writer) = tokio::io::duplex(1 << 20);
-    let (failed, failure) = tokio::sync::oneshot::channel::<Error>();
-    let task = tokio::spawn(async move {
-        let copy = async {
-            let mut buffer = vec![0; 128 << 10];
-            loop {
-                match stdout.read(&mut buffer).await {
-                    Ok(0) => break,
-                    Ok(count) => {
-                        if writer.write_all(&buffer[..count]).await.is_err() {
-                            return Ok(());
-                        }
-                    }
-                    Err(error) => return Err(stream_error(&what, error)),
-                }
-            }
-            let (status, _, stderr) = outcome(&mut process).await?;
-            match status.success() {
-                true => Ok(()),
-                false => Err(message_error(format_args!("{what}"), &stderr)),
-            }
-        };
-        let copied = match timeout {
-            None => copy.await,
-            Some(timeout) => match tokio::time::timeout(timeout, copy).await {
-                Ok(copied) => copied,
-                Err(_) => Err(Error::new(
-                    ErrorKind::Timeout,
-                    format!("{what}: the special file gave no end within {timeout:?}"),
-                )),
-            },
-        };
-        if let Err(error) = copied {
-            let _ = failed.send(error);
-        }
-    });
-    ByteStream::new(Checked {
-        reader,
-        failure: Some(failure),
-        task: task.abort_handle(),
-    })
-}
-
-/// A stream that ends with the failure of what feeds it. Dropping it ends the feeder.
-struct Checked {
-    reader: tokio::io::DuplexStream,
-    failure: Option<tokio::sync::oneshot::Receiver<Error>>,
-    task: tokio::task::AbortHandle,
-}
-
-impl AsyncRead for Checked {
-    fn poll_read(
-        mut self: std::pin::Pin<&mut Self>,
-        cx: &mut std::task::Context<'_>,
-        buf: &mut tokio::io::ReadBuf<'_>,
-    ) -> std::task::Poll<std::io::Result<()>> {
-        use std::future::Future;
-        use std::task::Poll;
-        let before = buf.filled().len();
-        match std::pin::Pin::new(&mut self.reader).poll_read(cx, buf) {
-            Poll::Ready(Ok(())) if buf.filled().len() == before && buf.remaining() > 0 => {}
-            other => return other,
-        }
-        let Some(failure) = &mut self.failure else {
-            return Poll::Ready(Ok(()));
-        };
-        let Poll::Ready(failed) = std::pin::Pin::new(failure).poll(cx) else {
-            return Poll::Pending;
-        };
-        self.failure = None;
-        Poll::Ready(match failed {
-            Ok(error) => Err(std::io::Error::other(error)),
-            // The feeder ended without one.
-            Err(_) => Ok(()),
-        })
-    }
-}
-
-impl Drop for Checked {
-    fn drop(&mut self) {
-        self.task.abort();
     }
 }
 
@@ -498,14 +392,5 @@ mod tests {
         assert_eq!(kinds, [FileType::File, FileType::Directory, FileType::Symlink]);
         assert_eq!((entries[0].metadata.size, entries[0].metadata.mode), (12, Some(0o644)));
         assert!(entries[1].metadata.modified < Some(SystemTime::UNIX_EPOCH));
-    }
-
-    #[test]
-    fn messages_have_their_kinds() {
-        let kind = |text: &str| message_error(format_args!("x"), text.as_bytes()).kind();
-        assert_eq!(kind("cat: can't open 'x': No such file or directory"), ErrorKind::NotFound);
-        assert_eq!(kind("sh: can't create x: Read-only file system"), ErrorKind::PermissionDenied);
-        assert_eq!(kind("cat: write error: No space left on device"), ErrorKind::ResourceExhausted);
-        assert_eq!(kind("rmdir: 'x': Directory not empty"), ErrorKind::Io);
     }
 }

@@ -1,6 +1,7 @@
 //! Engine mode: programs through the Engine API's exec.
 
 pub(crate) mod files;
+mod background;
 mod host;
 mod process;
 mod request;

@@ -62,7 +62,7 @@ impl Commands {
     /// # Cancellation
     /// What was started is killed.
     pub(crate) async fn spawn(self: &Arc<Self>, exec: Exec) -> Result<Process> {
-        let (process, inner) = self.start(exec, true).await?;
+        let (process, inner, _) = self.start(exec, true).await?;
         inner.started().await?;
         Ok(process)
     }
@@ -72,7 +72,7 @@ impl Commands {
         Ok(self.start(exec, false).await?.0)
     }
 
-    async fn start(self: &Arc<Self>, exec: Exec, find: bool) -> Result<(Process, Arc<Inner>)> {
+    async fn start(self: &Arc<Self>, exec: Exec, find: bool) -> Result<(Process, Arc<Inner>, Arc<AtomicBool>)> {
         let marker = runtime_core::names::random_hex(16);
         let config = request::request(&exec, &marker)?;
         let piped = exec.stdin == StdinMode::Piped;
@@ -89,10 +89,11 @@ impl Commands {
             wake: Notify::new(),
         });
         // From here on a dropped future kills what may have been started.
+        let armed = Arc::new(AtomicBool::new(true));
         let mut control = EngineProcess {
             inner: inner.clone(),
             task: None,
-            armed: AtomicBool::new(true),
+            armed: armed.clone(),
         };
         let options = StartExecOptions {
             detach: false,
@@ -121,7 +122,7 @@ impl Commands {
             Some(ProcessStderr::new(stderr)),
             Arc::new(control),
         );
-        Ok((process, inner))
+        Ok((process, inner, armed))
     }
 
     /// An error about a container or exec that does not exist means that the box is gone.
@@ -208,7 +209,7 @@ impl Inner {
     /// Takes the two streams apart. Output that looks like the engine's own words is held back until it is known.
     async fn forward<S>(&self, mut output: S, out: DuplexStream, err: DuplexStream)
     where
-        S: futures_util::Stream<Item = std::result::Result<LogOutput, bollard::errors::Error>> + Unpin,
+        S: futures_util::Stream<Item = std::result::Result<LogOutput, bollard::errors::Error>> + Send + Unpin,
     {
         let mut sinks = Sinks {
             out: Some(out),
@@ -223,9 +224,14 @@ impl Inner {
             } else {
                 // Held back until the program is known to run, or its output ends.
                 let mut phase = self.phase.subscribe();
-                tokio::select! {
-                    next = output.next() => next,
-                    _ = phase.wait_for(|phase| matches!(phase, Phase::Running)) => {
+                let runs = async { phase.wait_for(|phase| matches!(phase, Phase::Running)).await.is_ok() };
+                let next = tokio::select! {
+                    next = output.next() => Some(next),
+                    _ = runs => None,
+                };
+                match next {
+                    Some(next) => next,
+                    None => {
                         for chunk in held.drain(..) {
                             sinks.write(chunk).await;
                         }
@@ -262,10 +268,9 @@ impl Inner {
         self.eof.send_replace(true);
         if !held.is_empty() {
             let mut phase = self.phase.subscribe();
-            let ended = phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await;
-            let own = !matches!(ended.as_deref(), Ok(Phase::Ended(Err(_))));
-            drop(ended);
-            if own {
+            let _ = phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await.map(|_| ());
+            let is_failure = matches!(self.end(), Some(Err(_)));
+            if !is_failure {
                 for chunk in held {
                     sinks.write(chunk).await;
                 }
@@ -481,6 +486,12 @@ impl Inner {
 }
 
 impl Commands {
+    /// Starts a program that the call of the closure leaves to the engine: it is then not killed with its handle.
+    pub(super) async fn spawn_owned_by_engine(self: &Arc<Self>, exec: Exec) -> Result<(Process, impl FnOnce() + use<>)> {
+        let (process, _, armed) = self.start(exec, false).await?;
+        Ok((process, move || armed.store(false, Ordering::SeqCst)))
+    }
+
     /// Runs a program of ours without anybody watching its output.
     async fn quiet(self: &Arc<Self>, exec: Exec) -> Result<ExitStatus> {
         let mut process = self.spawn_collected(exec).await?;
@@ -517,7 +528,7 @@ struct EngineProcess {
     inner: Arc<Inner>,
     task: Option<AbortHandle>,
     /// Whether a kill is still owed.
-    armed: AtomicBool,
+    armed: Arc<AtomicBool>,
 }
 
 #[async_trait]

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use bollard::models::{
     ContainerCreateBody, DeviceMapping, DeviceRequest, HostConfig, Mount, MountType, PortBinding, ResourcesUlimits,
 };
-use runtime_core::{BoxSpec, Error, Result};
+use runtime_core::{BoxSpec, Result};
 
 use crate::config::{ContainerConfig, EngineKind, gigabytes};
 use crate::{NAME_LABEL, RUN_LABEL, SERVICE_PORT};
@@ -45,17 +45,8 @@ pub(crate) fn request(
     labels.insert(RUN_LABEL.to_owned(), spec.run_scope.id().to_owned());
     labels.insert(NAME_LABEL.to_owned(), spec.name.clone());
 
+    // The sandbox's own variables come with each program: a view of the box replaces them.
     let mut env = Vec::new();
-    for (name, value) in spec.env.iter() {
-        match (name.to_str(), value.to_str()) {
-            (Some(name), Some(value)) => env.push(format!("{name}={value}")),
-            _ => {
-                let field = format!("env.{}", name.to_string_lossy());
-                return Err(Error::invalid_argument(field, "the engine takes UTF-8 variables only"));
-            }
-        }
-    }
-
     let mut host = HostConfig {
         network_mode: Some(config.network.clone().unwrap_or_else(|| "bridge".to_owned())),
         nano_cpus: config.cpu.map(|cores| (cores * 1e9).round() as i64),
@@ -74,7 +65,8 @@ pub(crate) fn request(
 
     let mut body = ContainerCreateBody {
         image: Some(image_id.to_owned()),
-        working_dir: Some(config.workdir().to_owned()),
+        // The engine would create the workdir as root's.
+        working_dir: Some("/".to_owned()),
         user: config.user.clone(),
         labels: Some(labels),
         ..ContainerCreateBody::default()
@@ -89,6 +81,8 @@ pub(crate) fn request(
         } => {
             env.extend(own.iter().cloned());
             host.binds = Some(binds.clone());
+            // The guest starts programs as the image's user; it is root to be able to.
+            body.user = Some("0:0".to_owned());
             body.entrypoint = Some(vec![entrypoint.clone()]);
             body.cmd = Some(args.clone());
             if *stdio {
@@ -200,8 +194,8 @@ mod tests {
     fn a_container_of_the_defaults_is_tagged_and_unlimited() {
         let body = body(EngineKind::Docker, json!({}), &Init::KeepAlive);
         assert_eq!(body["Image"], "sha256:1");
-        assert_eq!(body["WorkingDir"], "/app");
-        assert_eq!(body["Env"], json!(["A=1"]));
+        assert_eq!(body["WorkingDir"], "/");
+        assert_eq!(body["Env"], json!([]));
         assert_eq!(
             body["Labels"],
             json!({"verifiers.run": "run/7", "runtime-sandbox.name": "vf-0"})
@@ -280,7 +274,7 @@ mod tests {
             (&body["Entrypoint"], &body["Cmd"]),
             (&json!(["/.sandbox/guest"]), &json!(["--stdio"]))
         );
-        assert_eq!(body["Env"], json!(["A=1", "T=1"]));
+        assert_eq!((&body["Env"], &body["User"]), (&json!(["T=1"]), &json!("0:0")));
         assert_eq!(body["HostConfig"]["Binds"], json!(["/h:/.sandbox:ro"]));
         assert_eq!((&body["OpenStdin"], &body["StdinOnce"]), (&json!(true), &json!(true)));
         assert!(body["HostConfig"].get("PortBindings").is_none() && body["HostConfig"].get("Init").is_none());
