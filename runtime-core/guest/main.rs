@@ -108,9 +108,11 @@ mod start {
         Server::new(port, signals, Spawner::new(env, null, descriptor_limit), is_init).run()
     }
 
+    type Environment = BTreeMap<Vec<u8>, Vec<u8>>;
+
     /// The token, and the environment without it. Its text is overwritten where the kernel shows it.
-    fn take_environment() -> io::Result<([u8; TOKEN_LEN], BTreeMap<Vec<u8>, Vec<u8>>)> {
-        let mut env: BTreeMap<Vec<u8>, Vec<u8>> = std::env::vars_os()
+    fn take_environment() -> io::Result<([u8; TOKEN_LEN], Environment)> {
+        let mut env: Environment = std::env::vars_os()
             .map(|(name, value): (OsString, OsString)| (name.into_vec(), value.into_vec()))
             .collect();
         let digits = env.remove(TOKEN_VARIABLE.as_bytes());

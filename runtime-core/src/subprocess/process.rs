@@ -32,6 +32,11 @@ pub(crate) struct Groups {
 }
 
 impl Groups {
+    /// No program starts any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
+    }
+
     pub(crate) fn is_closed(&self) -> bool {
         self.closed.load(Ordering::SeqCst)
     }
@@ -45,7 +50,7 @@ impl Groups {
 
     /// Ends every group: SIGTERM, `grace`, SIGKILL, `grace`. No program starts any more.
     pub(crate) async fn end(&self, grace: Duration) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.close();
         let running: Vec<Arc<Control>> = lock(&self.running).values().filter_map(Weak::upgrade).collect();
         for signal in [Signal::TERM, Signal::KILL] {
             for control in &running {

@@ -1,6 +1,7 @@
 //! One box of the embedded runtime.
 
 use std::collections::BTreeMap;
+use std::ffi::OsString;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use crate::capability::Capabilities;
 use crate::command::Exec;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{ByteStream, Content, DirEntry, Metadata, WriteOptions};
+use crate::lease::crash::crash_point;
 use crate::process::Process;
 use crate::runtime::{BoxSpec, Runtime};
 use crate::subprocess::config::{CAPABILITIES, TAG};
@@ -29,6 +31,10 @@ pub(crate) const MARKER: &str = "RUNTIME_SANDBOX_DIR";
 /// Where boxes live below the cache directory.
 const PARENT: &str = "runtimes/subprocess";
 
+/// What a lease says of a box: its directory, and the claim that tells this box from another of the same name.
+pub(crate) const DIR: &str = "dir";
+pub(crate) const CLAIM: &str = "claim";
+
 /// How long a group may take to obey SIGTERM, and then to be gone after SIGKILL.
 const GRACE: Duration = Duration::from_secs(5);
 
@@ -39,6 +45,8 @@ const SPECIAL_READ_TIMEOUT: Duration = Duration::from_secs(5);
 pub struct SubprocessRuntime {
     spec: BoxSpec,
     dir: PathBuf,
+    /// Random; beside the directory while it is this box's.
+    claim: String,
     groups: Arc<Groups>,
     directory: Arc<Mutex<Directory>>,
 }
@@ -64,6 +72,7 @@ impl SubprocessRuntime {
         Ok(Self {
             spec,
             dir,
+            claim: crate::names::random_id(),
             groups: Arc::new(Groups::default()),
             directory: Arc::new(Mutex::new(Directory::Foreign)),
         })
@@ -105,12 +114,15 @@ impl Runtime for SubprocessRuntime {
     }
 
     fn lease_context(&self) -> BTreeMap<String, String> {
-        BTreeMap::from([("dir".to_owned(), self.dir.to_string_lossy().into_owned())])
+        BTreeMap::from([
+            (DIR.to_owned(), self.dir.to_string_lossy().into_owned()),
+            (CLAIM.to_owned(), self.claim.clone()),
+        ])
     }
 
     async fn create(&self) -> Result<()> {
         let cache = self.spec.cache.clone();
-        let dir = self.dir.clone();
+        let (dir, claim) = (self.dir.clone(), self.claim.clone());
         let directory = self.directory.clone();
         blocking(move || {
             cache.create_dir(PARENT)?;
@@ -118,15 +130,7 @@ impl Runtime for SubprocessRuntime {
             if let Directory::Gone = *directory {
                 return Err(Error::new(ErrorKind::SandboxGone, "the sandbox was deleted already"));
             }
-            // Two boxes must never share a directory, so this one must be new.
-            fs::create_dir(&dir).map_err(|error| match error.kind() {
-                io::ErrorKind::AlreadyExists => Error::new(
-                    ErrorKind::AlreadyExists,
-                    format!("a sandbox of this name exists already: {}", dir.display()),
-                )
-                .with_field("name"),
-                _ => Error::io(format_args!("creating {}", dir.display()), error),
-            })?;
+            create_directory(&dir, &claim)?;
             *directory = Directory::Ours;
             Ok(())
         })
@@ -134,6 +138,7 @@ impl Runtime for SubprocessRuntime {
     }
 
     async fn delete(&self) -> Result<()> {
+        self.groups.close();
         let directory = self.directory.clone();
         let ours = blocking(move || {
             let mut directory = directory.lock().unwrap_or_else(PoisonError::into_inner);
@@ -148,7 +153,7 @@ impl Runtime for SubprocessRuntime {
             return Ok(());
         }
         self.groups.end(GRACE).await;
-        delete_directory(&self.spec.name, &self.dir).await
+        delete_directory(&self.spec.name, &self.dir, &self.claim, OwnerIs::Alive).await
     }
 
     async fn spawn(&self, exec: Exec) -> Result<Process> {
@@ -259,9 +264,47 @@ async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + '
     }
 }
 
-/// Kills what still runs for the box of this directory and removes the directory. A directory that is gone is a
-/// success; one that does not look like a box of this name is refused.
-pub(crate) async fn delete_directory(name: &str, dir: &Path) -> Result<()> {
+/// A symbolic link beside the directory of a box, whose target is the box's claim: made in one step with its content,
+/// before the directory, and removed after it.
+fn claim_path(dir: &Path) -> PathBuf {
+    let mut name = OsString::from(".claim-");
+    name.push(dir.file_name().unwrap_or_default());
+    dir.with_file_name(name)
+}
+
+/// Two boxes must never share a directory, so this one must be new.
+fn create_directory(dir: &Path, claim: &str) -> Result<()> {
+    let explain = |error: io::Error| match error.kind() {
+        io::ErrorKind::AlreadyExists => Error::new(
+            ErrorKind::AlreadyExists,
+            format!("a sandbox of this name exists already: {}", dir.display()),
+        )
+        .with_field("name"),
+        _ => Error::io(format_args!("creating {}", dir.display()), error),
+    };
+    let claim_path = claim_path(dir);
+    crash_point!("claim");
+    std::os::unix::fs::symlink(claim, &claim_path).map_err(explain)?;
+    crash_point!("claimed");
+    fs::create_dir(dir).map_err(|error| {
+        let _ = fs::remove_file(&claim_path);
+        explain(error)
+    })?;
+    crash_point!("directory");
+    Ok(())
+}
+
+/// Who a box is deleted for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum OwnerIs {
+    Alive,
+    /// Killed at any moment: between fork and exec, too.
+    Dead,
+}
+
+/// Kills what still runs for the box of this directory and claim, and removes the directory. A directory that is gone,
+/// or has become another box's, is a success; one that does not look like a box of this name is refused.
+pub(crate) async fn delete_directory(name: &str, dir: &Path, claim: &str, owner: OwnerIs) -> Result<()> {
     let is_box = dir.is_absolute()
         && dir.file_name().is_some_and(|file| file == name)
         && dir.parent().is_some_and(|parent| parent.ends_with(PARENT));
@@ -271,11 +314,34 @@ pub(crate) async fn delete_directory(name: &str, dir: &Path) -> Result<()> {
             format!("{} is not the directory of a sandbox", dir.display()),
         ));
     }
-    let dir = dir.to_path_buf();
+    let (dir, claim) = (dir.to_path_buf(), claim.to_owned());
     blocking(move || {
+        let claim_path = claim_path(&dir);
+        match fs::read_link(&claim_path) {
+            Ok(owner) if owner == Path::new(&claim) => {}
+            Ok(_) => return Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(Error::io(format_args!("reading {}", claim_path.display()), error)),
+        }
         #[cfg(all(target_os = "linux", not(portable_processes)))]
         crate::subprocess::marker::kill_marked(MARKER, &dir)?;
-        files::remove_box(&dir)
+        crash_point!("killed");
+        files::remove_box(&dir)?;
+        crash_point!("removed");
+        // What its owner had forked and not yet executed shows the marker only now.
+        if owner == OwnerIs::Dead {
+            #[cfg(target_os = "linux")]
+            crate::subprocess::marker::kill_marked(MARKER, &dir)?;
+        }
+        match fs::remove_file(&claim_path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Error::io(format_args!("removing {}", claim_path.display()), error))
+            }
+            _ => {
+                crash_point!("unclaimed");
+                Ok(())
+            }
+        }
     })
     .await
 }

@@ -15,7 +15,8 @@ use crate::support::*;
 async fn poll_times<F: Future>(times: usize, future: F) {
     let mut future = Box::pin(future);
     for _ in 0..times {
-        if let Poll::Ready(_) = std::future::poll_fn(|context| Poll::Ready(future.poll_unpin(context))).await {
+        let polled = std::future::poll_fn(|context| Poll::Ready(future.poll_unpin(context))).await;
+        if polled.is_ready() {
             return;
         }
         tokio::task::yield_now().await;

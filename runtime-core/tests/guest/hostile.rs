@@ -576,7 +576,8 @@ async fn a_descriptor_that_is_not_a_regular_file_is_a_breach() {
     let fifo = directory.path().join("fifo");
     rustix::fs::mknodat(rustix::fs::CWD, &fifo, rustix::fs::FileType::Fifo, Mode::RWXU, 0).unwrap();
     let fifo = fifo.to_str().unwrap().to_owned();
-    let wrong: Vec<(&str, Box<dyn Fn() -> OwnedFd>)> = vec![
+    type Make = Box<dyn Fn() -> OwnedFd>;
+    let wrong: Vec<(&str, Make)> = vec![
         ("directory", Box::new(|| open("/", OFlags::RDONLY))),
         ("device", Box::new(|| open("/dev/zero", OFlags::RDONLY))),
         ("null", Box::new(|| open("/dev/null", OFlags::RDWR))),

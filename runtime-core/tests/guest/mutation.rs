@@ -21,7 +21,7 @@ fn file_info() -> FileInfo {
 /// One of each kind of request.
 fn requests() -> Vec<Request> {
     let path = || b"/some/path".to_vec();
-    let address = "[fe80::1%3]:80".parse().unwrap_or_else(|_| "[::1]:80".parse().unwrap());
+    let address = std::net::SocketAddr::V6(std::net::SocketAddrV6::new("fe80::1".parse().unwrap(), 80, 0, 3));
     vec![
         Request::Configure {
             env: Some(List(vec![(b"A".to_vec(), b"B".to_vec())])),

@@ -110,8 +110,7 @@ over_both_links! {
             let (status, stdout, _) = within(collect(process)).await;
             assert!(status.success());
             let text = String::from_utf8(stdout).unwrap();
-            let line = text.lines().find_map(|line| line.split_once("families:")).unwrap().1.trim().to_owned();
-            line
+            text.lines().find_map(|line| line.split_once("families:")).unwrap().1.trim().to_owned()
         };
         let free = families(false).await;
         guest.link.configure(None, true).await.unwrap();

@@ -154,6 +154,7 @@ pub(crate) fn exec<const N: usize>(argv: [&str; N]) -> Exec {
         argv: argv.iter().map(Into::into).collect(),
         env: Env::new(),
         workdir: "/".into(),
+        stdin: runtime_core::StdinMode::Null,
     }
 }
 
