@@ -327,11 +327,22 @@ async fn podman_service() -> Result<PathBuf> {
     {
         return Ok(running.socket.clone());
     }
-    let socket = service_dir()?.join("podman.sock");
-    let _ = std::fs::remove_file(&socket);
-    let mut child = Command::new("podman")
-        .args(["system", "service", "--time", &SERVICE_IDLE.to_string()])
-        .arg(format!("unix://{}", socket.display()))
+    let directory = service_dir()?;
+    let socket = directory.join("podman.sock");
+    // The shell reads from a pipe that ends with this process, however it ends; then it ends the whole group.
+    const SCRIPT: &str = r#"
+        { podman system service --time "$3" "unix://$1"; kill -TERM 0; } </dev/null &
+        read -r _
+        rm -rf -- "$2"
+        kill -TERM 0
+    "#;
+    if !is_installed("podman") {
+        return Err(Error::new(ErrorKind::Unavailable, "Podman is not installed"));
+    }
+    let mut child = Command::new("sh")
+        .args(["-c", SCRIPT, "sh"])
+        .args([&socket, &directory])
+        .arg(SERVICE_IDLE.to_string())
         // It would hand them to every container.
         .env_remove("HTTP_PROXY")
         .env_remove("HTTPS_PROXY")
@@ -339,16 +350,13 @@ async fn podman_service() -> Result<PathBuf> {
         .env_remove("http_proxy")
         .env_remove("https_proxy")
         .env_remove("ftp_proxy")
-        .stdin(Stdio::null())
+        .stdin(Stdio::piped())
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .kill_on_drop(true)
         .process_group(0)
         .spawn()
-        .map_err(|error| match error.kind() {
-            std::io::ErrorKind::NotFound => Error::new(ErrorKind::Unavailable, "Podman is not installed"),
-            _ => Error::io("starting `podman system service`", error),
-        })?;
+        .map_err(|error| Error::io("starting `podman system service`", error))?;
     let up = async {
         loop {
             if tokio::net::UnixStream::connect(&socket).await.is_ok() {
@@ -385,6 +393,10 @@ async fn podman_service() -> Result<PathBuf> {
         socket: socket.clone(),
     });
     Ok(socket)
+}
+
+fn is_installed(program: &str) -> bool {
+    env::var_os("PATH").is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
 /// A private directory for the socket of our own service.

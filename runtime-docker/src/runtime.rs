@@ -127,14 +127,6 @@ impl ContainerRuntime {
         Ok(&self.ready()?.backend)
     }
 
-    fn engine(&self) -> Result<(Engine, String)> {
-        let state = lock(&self.state);
-        match (&state.engine, &state.id) {
-            (Some(engine), Some(id)) => Ok((engine.clone(), id.clone())),
-            _ => Err(Error::new(ErrorKind::Phase, "the container does not exist yet")),
-        }
-    }
-
     /// The program's environment: what callers give, and loopback past any proxy.
     fn environment(&self, mut exec: Exec) -> Result<Exec> {
         let image = &self.ready()?.image_env;
