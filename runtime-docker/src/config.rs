@@ -250,7 +250,10 @@ impl ContainerConfig {
         }
         absolute("workdir", self.workdir())?;
         if self.container.as_deref().is_some_and(|name| {
-            name.is_empty() || !name.chars().all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
+            name.is_empty()
+                || !name
+                    .chars()
+                    .all(|c| c.is_ascii_alphanumeric() || matches!(c, '_' | '.' | '-'))
         }) {
             return Err(Error::invalid_config("container", "is the name or id of a container"));
         }

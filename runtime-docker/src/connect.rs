@@ -2,8 +2,9 @@
 
 use std::collections::HashMap;
 use std::env;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::Stdio;
+use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
@@ -11,7 +12,6 @@ use bollard::{ClientVersion, Docker};
 use runtime_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use tokio::process::{Child, Command};
 
 use crate::config::EngineKind;
 use crate::error::from_api;
@@ -329,13 +329,14 @@ async fn podman_service() -> Result<PathBuf> {
     }
     let directory = service_dir()?;
     let socket = directory.join("podman.sock");
-    // The shell reads from a pipe that ends with this process, however it ends; then it ends the whole group.
+    // A shell beside it reads from a pipe that ends with this process, however it ends; then it ends the whole group.
     const SCRIPT: &str = r#"
-        { podman system service --time "$3" "unix://$1"; kill -TERM 0; } </dev/null &
-        read -r _
-        rm -rf -- "$2"
-        kill -TERM 0
+        exec 3<&0
+        { read -r _ <&3; rm -rf -- "$2"; kill -TERM 0; } &
+        exec podman system service --time "$3" "unix://$1" </dev/null 3<&-
     "#;
+    let log = directory.join("log");
+    let messages = std::fs::File::create(&log).map_err(|error| Error::io("starting `podman system service`", error))?;
     if !is_installed("podman") {
         return Err(Error::new(ErrorKind::Unavailable, "Podman is not installed"));
     }
@@ -352,8 +353,8 @@ async fn podman_service() -> Result<PathBuf> {
         .env_remove("ftp_proxy")
         .stdin(Stdio::piped())
         .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .kill_on_drop(true)
+        // Not a pipe: it would end with the executor that reads it, and Podman with its next message.
+        .stderr(messages)
         .process_group(0)
         .spawn()
         .map_err(|error| Error::io("starting `podman system service`", error))?;
@@ -363,11 +364,7 @@ async fn podman_service() -> Result<PathBuf> {
                 return Ok(());
             }
             if let Ok(Some(status)) = child.try_wait() {
-                let mut text = Vec::new();
-                if let Some(stderr) = child.stderr.take() {
-                    use tokio::io::AsyncReadExt;
-                    let _ = stderr.take(64 << 10).read_to_end(&mut text).await;
-                }
+                let text = std::fs::read(&log).unwrap_or_default();
                 let tail = runtime_core::text::tail(&text, 500).into_owned();
                 return Err(Error::new(
                     ErrorKind::Unavailable,
@@ -383,10 +380,6 @@ async fn podman_service() -> Result<PathBuf> {
             let message = format!("`podman system service` was not there within {SERVICE_START:?}");
             return Err(Error::new(ErrorKind::Unavailable, message));
         }
-    }
-    // Its messages go nowhere, but a full pipe must not hold it up.
-    if let Some(mut stderr) = child.stderr.take() {
-        tokio::spawn(async move { tokio::io::copy(&mut stderr, &mut tokio::io::sink()).await });
     }
     *service = Some(Service {
         child,

@@ -30,8 +30,14 @@ pub(crate) fn base(kind: EngineKind, image: &Env, id: &str) -> Env {
 /// The hosts that are reached without a proxy: the image's and the caller's, in order, and loopback.
 pub(crate) fn no_proxy(image: &Env, caller: &Env) -> String {
     let mut hosts: Vec<&str> = Vec::new();
-    let given = [image, caller].into_iter().flat_map(|env| NO_PROXY.iter().filter_map(|name| env.get(name)));
-    for host in given.filter_map(OsStr::to_str).flat_map(|value| value.split(',')).chain(DIRECT) {
+    let given = [image, caller]
+        .into_iter()
+        .flat_map(|env| NO_PROXY.iter().filter_map(|name| env.get(name)));
+    for host in given
+        .filter_map(OsStr::to_str)
+        .flat_map(|value| value.split(','))
+        .chain(DIRECT)
+    {
         let host = host.trim();
         if !host.is_empty() && !hosts.contains(&host) {
             hosts.push(host);
@@ -50,14 +56,25 @@ mod tests {
         assert_eq!(no_proxy(&none, &none), "localhost,127.0.0.1,host.docker.internal");
         let image = Env::from_iter([("no_proxy", "intra, ,b"), ("NO_PROXY", "a")]);
         let caller = Env::from_iter([("NO_PROXY", "c,a,localhost")]);
-        assert_eq!(no_proxy(&image, &caller), "a,intra,b,c,localhost,127.0.0.1,host.docker.internal");
+        assert_eq!(
+            no_proxy(&image, &caller),
+            "a,intra,b,c,localhost,127.0.0.1,host.docker.internal"
+        );
     }
 
     #[test]
     fn the_images_variables_win_over_the_engines() {
-        let image = parse(&["PATH=/bin".into(), "HOSTNAME=mine".into(), "EMPTY=".into(), "odd".into()]);
+        let image = parse(&[
+            "PATH=/bin".into(),
+            "HOSTNAME=mine".into(),
+            "EMPTY=".into(),
+            "odd".into(),
+        ]);
         let base = base(EngineKind::Podman, &image, "0123456789abcdef");
-        let all: Vec<_> = base.iter().map(|(name, value)| format!("{}={}", name.display(), value.display())).collect();
+        let all: Vec<_> = base
+            .iter()
+            .map(|(name, value)| format!("{}={}", name.display(), value.display()))
+            .collect();
         assert_eq!(all, ["EMPTY=", "HOSTNAME=mine", "PATH=/bin", "container=podman"]);
     }
 }

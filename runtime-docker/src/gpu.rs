@@ -19,7 +19,10 @@ pub(crate) fn verify(gpu_type: &str, count: u32, success: bool, names: &str) -> 
     if names.len() == count as usize && names.iter().all(is_of_type) {
         return Ok(());
     }
-    fail(format!("asked for {gpu_type}:{count}, but the box sees: {}", names.join(", ")))
+    fail(format!(
+        "asked for {gpu_type}:{count}, but the box sees: {}",
+        names.join(", ")
+    ))
 }
 
 #[cfg(test)]

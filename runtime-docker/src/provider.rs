@@ -127,7 +127,14 @@ macro_rules! engine {
     };
 }
 
-engine!(EngineKind::Docker, DockerConfig, DockerProvider, DockerRuntime, "Docker", "\"python:3.11-slim\"");
+engine!(
+    EngineKind::Docker,
+    DockerConfig,
+    DockerProvider,
+    DockerRuntime,
+    "Docker",
+    "\"python:3.11-slim\""
+);
 engine!(
     EngineKind::Podman,
     PodmanConfig,

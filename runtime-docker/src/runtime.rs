@@ -152,17 +152,21 @@ impl ContainerRuntime {
         };
         match (self.config.exec, no_guest) {
             (ExecMode::Engine, _) | (ExecMode::Auto, Some(_)) => Ok(vec![Way::Engine]),
-            (ExecMode::Guest | ExecMode::Stdio, Some(reason)) => Err(Error::unsupported(format!(
-                "`exec` asks for the guest, but {reason}"
-            ))
-            .with_field("exec")),
+            (ExecMode::Guest | ExecMode::Stdio, Some(reason)) => {
+                Err(Error::unsupported(format!("`exec` asks for the guest, but {reason}")).with_field("exec"))
+            }
             (ExecMode::Guest, None) => Ok(guest_ways.to_vec()),
             (ExecMode::Stdio, None) => Ok(vec![Way::Stdio]),
             (ExecMode::Auto, None) => {
-                let known = lock(&WAYS)
-                    .as_ref()
-                    .and_then(|ways| ways.get(&(engine.endpoint.clone(), image.architecture.clone())).copied());
-                Ok(known.or(guest_ways.first().copied()).unwrap_or(Way::Engine).after().to_vec())
+                let known = lock(&WAYS).as_ref().and_then(|ways| {
+                    ways.get(&(engine.endpoint.clone(), image.architecture.clone()))
+                        .copied()
+                });
+                Ok(known
+                    .or(guest_ways.first().copied())
+                    .unwrap_or(Way::Engine)
+                    .after()
+                    .to_vec())
             }
         }
     }
@@ -210,10 +214,15 @@ impl ContainerRuntime {
             }
         };
         let mut guest = GuestBox::new(link);
-        guest.prepare(user, &environment::base(self.kind, &image_env, &id)).await?;
+        guest
+            .prepare(user, &environment::base(self.kind, &image_env, &id))
+            .await?;
         let workdir = Path::new(self.config.workdir());
         // What is there already stays as it is, a link to a directory too.
-        guest.create_dir(workdir).await.map_err(|error| error.with_field("workdir"))?;
+        guest
+            .create_dir(workdir)
+            .await
+            .map_err(|error| error.with_field("workdir"))?;
         crate::guest::watch_end(&guest.link, engine.clone(), id, self.stopping.subscribe());
         Ok(Ready {
             backend: Backend::Guest(Arc::new(guest)),
@@ -244,7 +253,10 @@ impl ContainerRuntime {
             let code = state.exit_code.unwrap_or_default();
             return Err(Error::new(
                 ErrorKind::SandboxGone,
-                format!("the container ended at once with {code}: {}", state.error.unwrap_or_default()),
+                format!(
+                    "the container ended at once with {code}: {}",
+                    state.error.unwrap_or_default()
+                ),
             ));
         }
         let init = match engine.endpoint.is_local() {
@@ -298,10 +310,22 @@ impl ContainerRuntime {
 
     /// The port of this host behind which the engine serves the box's one port.
     async fn published(&self, engine: &Engine, id: &str) -> Result<u16> {
-        let missing = || Error::new(ErrorKind::Protocol, format!("the engine did not publish port {SERVICE_PORT}"));
+        let missing = || {
+            Error::new(
+                ErrorKind::Protocol,
+                format!("the engine did not publish port {SERVICE_PORT}"),
+            )
+        };
         let inspect = engine.inspect(id).await?.ok_or_else(missing)?;
-        let ports = inspect.network_settings.and_then(|network| network.ports).unwrap_or_default();
-        let bindings = ports.get(&format!("{SERVICE_PORT}/tcp")).cloned().flatten().unwrap_or_default();
+        let ports = inspect
+            .network_settings
+            .and_then(|network| network.ports)
+            .unwrap_or_default();
+        let bindings = ports
+            .get(&format!("{SERVICE_PORT}/tcp"))
+            .cloned()
+            .flatten()
+            .unwrap_or_default();
         bindings
             .iter()
             .find_map(|binding| binding.host_port.as_deref()?.parse().ok())
@@ -357,7 +381,9 @@ impl ContainerRuntime {
     async fn borrow_by_guest(&self, engine: &Engine, id: &str, user: &str, image_env: &Env) -> Result<GuestBox> {
         let link = start::in_foreign(engine, id).await?;
         let mut guest = GuestBox::new(link);
-        guest.prepare(user, &environment::base(self.kind, image_env, id)).await?;
+        guest
+            .prepare(user, &environment::base(self.kind, image_env, id))
+            .await?;
         guest.create_dir(Path::new(self.config.workdir())).await?;
         Ok(guest)
     }
@@ -464,7 +490,14 @@ impl Runtime for ContainerRuntime {
         }
         let reference = self.config.image.as_deref().unwrap_or(self.kind.default_image());
         let platform = self.config.platform.as_deref();
-        let image = image::ensure(&engine.client, self.kind, &engine.endpoint, reference, platform, self.config.pull);
+        let image = image::ensure(
+            &engine.client,
+            self.kind,
+            &engine.endpoint,
+            reference,
+            platform,
+            self.config.pull,
+        );
         let image = image.await?;
         let ways = self.ways(&engine, &image)?;
         let mut failed = None;
@@ -564,7 +597,10 @@ impl Runtime for ContainerRuntime {
             Backend::Guest(guest) => guest.link.ping().await,
             Backend::Engine(commands) => match commands.engine.is_running(&commands.container).await? {
                 true => Ok(()),
-                false => Err(Error::new(ErrorKind::SandboxGone, "the container does not run any more")),
+                false => Err(Error::new(
+                    ErrorKind::SandboxGone,
+                    "the container does not run any more",
+                )),
             },
         }
     }
@@ -640,7 +676,9 @@ impl Runtime for ContainerRuntime {
                 let host = commands.engine.endpoint.host();
                 Ok(format!("http://{host}:{service}"))
             }
-            _ => Err(Error::unsupported(format!("in engine mode a box publishes only port {SERVICE_PORT}"))),
+            _ => Err(Error::unsupported(format!(
+                "in engine mode a box publishes only port {SERVICE_PORT}"
+            ))),
         }
     }
 
@@ -653,7 +691,10 @@ impl ContainerRuntime {
     /// Docker takes a number of GPUs only; whether they are of the wanted type is asked in the box.
     async fn check_gpus(&self) -> Result<()> {
         let wanted = self.config.gpus()?;
-        let Some(gpu_type) = wanted.gpu_type().filter(|gpu_type| !gpu_type.is_empty() && wanted.is_requested()) else {
+        let Some(gpu_type) = wanted
+            .gpu_type()
+            .filter(|gpu_type| !gpu_type.is_empty() && wanted.is_requested())
+        else {
             return Ok(());
         };
         if self.kind != EngineKind::Docker {
@@ -706,7 +747,10 @@ pub(crate) async fn delete_orphan(kind: EngineKind, orphan: &runtime_core::Orpha
             Some(_) => {
                 return Err(Error::new(
                     ErrorKind::PermissionDenied,
-                    format!("the container {target} does not carry the label of `{}`: it is not deleted", orphan.name),
+                    format!(
+                        "the container {target} does not carry the label of `{}`: it is not deleted",
+                        orphan.name
+                    ),
                 ));
             }
         }

@@ -78,7 +78,10 @@ pub(crate) fn message_error(what: &str, stderr: &[u8]) -> Error {
     ];
     let text = runtime_core::text::tail(stderr, 500);
     let text = text.trim();
-    let kind = KINDS.iter().find(|(words, _)| text.contains(words)).map(|(_, kind)| *kind);
+    let kind = KINDS
+        .iter()
+        .find(|(words, _)| text.contains(words))
+        .map(|(_, kind)| *kind);
     Error::new(kind.unwrap_or(ErrorKind::Io), format!("{what}: {text}"))
 }
 
@@ -105,7 +108,10 @@ pub(crate) fn checked(mut process: Process, what: String, timeout: Option<Durati
             if let Some(mut stdout) = process.stdout.take() {
                 let mut buffer = vec![0; 128 << 10];
                 loop {
-                    let count = stdout.read(&mut buffer).await.map_err(|error| stream_error(&what, error))?;
+                    let count = stdout
+                        .read(&mut buffer)
+                        .await
+                        .map_err(|error| stream_error(&what, error))?;
                     if count == 0 || writer.write_all(&buffer[..count]).await.is_err() {
                         break;
                     }
@@ -137,9 +143,18 @@ mod tests {
     #[test]
     fn messages_have_their_kinds() {
         let kind = |text: &str| message_error("x", text.as_bytes()).kind();
-        assert_eq!(kind("cat: can't open 'x': No such file or directory"), ErrorKind::NotFound);
-        assert_eq!(kind("sh: can't create x: Read-only file system"), ErrorKind::PermissionDenied);
-        assert_eq!(kind("cat: write error: No space left on device"), ErrorKind::ResourceExhausted);
+        assert_eq!(
+            kind("cat: can't open 'x': No such file or directory"),
+            ErrorKind::NotFound
+        );
+        assert_eq!(
+            kind("sh: can't create x: Read-only file system"),
+            ErrorKind::PermissionDenied
+        );
+        assert_eq!(
+            kind("cat: write error: No space left on device"),
+            ErrorKind::ResourceExhausted
+        );
         assert_eq!(kind("rmdir: 'x': Directory not empty"), ErrorKind::Io);
     }
 

@@ -57,7 +57,10 @@ impl Commands {
         let (status, _, stderr) = outcome(&mut process).await?;
         let program = program.display();
         Err(match status.code() {
-            Some(127) => Error::new(ErrorKind::ProgramNotFound, format!("{program}: no such program in the box")),
+            Some(127) => Error::new(
+                ErrorKind::ProgramNotFound,
+                format!("{program}: no such program in the box"),
+            ),
             Some(126) => Error::new(
                 ErrorKind::ProgramNotExecutable,
                 format!("{program}: the box cannot execute it"),

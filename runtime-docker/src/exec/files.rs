@@ -4,6 +4,7 @@
 //! are mounted in the box. A program in the box sees and may what any other program there sees and may.
 
 use std::ffi::{OsStr, OsString};
+use std::io::{Read, Write};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,6 +15,7 @@ use runtime_core::{
     ProcessStdout, Result, StdinMode, WriteOptions, stream_error,
 };
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio_util::io::SyncIoBridge;
 
 use super::process::Commands;
 use crate::stream::{checked, message_error, outcome};
@@ -74,12 +76,18 @@ impl Commands {
         const TEXT: &str = r#"stat -c '%f %s %Y' -- "$1" && if [ -L "$1" ]; then readlink -- "$1"; fi"#;
         let output = self.scripted(TEXT, &[path.as_os_str()], 64 << 10).await?;
         if !output.success() {
-            return Err(message_error(&format!("looking at {}", path.display()), &output.stderr.bytes));
+            return Err(message_error(
+                &format!("looking at {}", path.display()),
+                &output.stderr.bytes,
+            ));
         }
         let text = &output.stdout.bytes[..];
         let line_end = text.iter().position(|byte| *byte == b'\n').unwrap_or(text.len());
         let (line, rest) = text.split_at(line_end);
-        let mut metadata = std::str::from_utf8(line).ok().and_then(describe).ok_or_else(odd_listing)?;
+        let mut metadata = std::str::from_utf8(line)
+            .ok()
+            .and_then(describe)
+            .ok_or_else(odd_listing)?;
         let target = rest.strip_prefix(b"\n").unwrap_or_default();
         if metadata.is_symlink() {
             let target = target.strip_suffix(b"\n").unwrap_or(target);
@@ -96,7 +104,11 @@ impl Commands {
             let message = format!("listing {}: more than {LISTING} bytes of names", path.display());
             return Err(Error::new(ErrorKind::LimitExceeded, message));
         }
-        let vanished = |stderr: &[u8]| String::from_utf8_lossy(stderr).lines().all(|line| line.contains("No such file"));
+        let vanished = |stderr: &[u8]| {
+            String::from_utf8_lossy(stderr)
+                .lines()
+                .all(|line| line.contains("No such file"))
+        };
         if !output.success() && (output.stdout.bytes.is_empty() || !vanished(&output.stderr.bytes)) {
             let error = message_error(&format!("listing {}", path.display()), &output.stderr.bytes);
             // A shell says of a file that it cannot change to it, not always why.
@@ -134,7 +146,9 @@ impl Commands {
             else stat -L -- "$1" >/dev/null; exit 1; fi
             if [ -n "$2" ]; then exec head -c "$2" -- "$1"; else exec cat -- "$1"; fi
         "#;
-        let bound = limit.map(|limit| limit.min(i64::MAX as u64).to_string()).unwrap_or_default();
+        let bound = limit
+            .map(|limit| limit.min(i64::MAX as u64).to_string())
+            .unwrap_or_default();
         let arguments = [path.as_os_str(), OsStr::new(&bound)];
         let mut process = self.spawn_collected(script(TEXT, &arguments, StdinMode::Null)).await?;
         let what = format!("reading {}", path.display());
@@ -168,13 +182,20 @@ impl Commands {
         let what = format!("writing {}", path.display());
         let mode = options.mode.map(|mode| format!("{mode:o}")).unwrap_or_default();
         let temporary = format!(".sandbox-{}.tmp", runtime_core::names::random_hex(16));
+        // Whatever becomes of this future, the temporary file does not stay.
+        let mut undo = RemoveTemporary {
+            commands: options.atomic.then(|| self.clone()),
+            path: path.with_file_name(&temporary).into_os_string(),
+        };
         let how = if options.atomic { temporary } else { String::new() };
         let size = match &content {
             Content::Bytes(bytes) => bytes.len().to_string(),
             Content::Stream(_) => String::new(),
         };
         let arguments = [path.as_os_str(), OsStr::new(&how), OsStr::new(&mode), OsStr::new(&size)];
-        let mut process = self.spawn_collected(script(WRITE, &arguments, StdinMode::Piped)).await?;
+        let mut process = self
+            .spawn_collected(script(WRITE, &arguments, StdinMode::Piped))
+            .await?;
         let fed = async {
             let Some(mut stdin) = process.stdin.take() else {
                 return Ok(0);
@@ -185,14 +206,29 @@ impl Commands {
                     // The script says why it reads no further.
                     Err(_) => 0,
                 },
-                Content::Stream(mut stream) => copy_in(&mut stream, &mut stdin).await.map_err(|e| stream_error(&what, e))?,
+                Content::Stream(mut stream) => copy_in(&mut stream, &mut stdin)
+                    .await
+                    .map_err(|e| stream_error(&what, e))?,
             };
             let _ = stdin.shutdown().await;
             Ok::<_, Error>(written)
         };
-        let written = fed.await?;
+        let written = match fed.await {
+            Ok(written) => written,
+            Err(error) => {
+                // The caller's stream failed: nothing of it stays, and the caller may look at once.
+                let _ = process.kill().await;
+                drop(process);
+                if let Some(commands) = undo.commands.take() {
+                    let _ = commands.remove(Path::new(&undo.path), false).await;
+                }
+                return Err(error);
+            }
+        };
         let (status, stdout, stderr) = outcome(&mut process).await.map_err(without_shell)?;
         if !status.success() {
+            // The script has removed it.
+            undo.commands = None;
             return Err(message_error(&what, &stderr));
         }
         if size.is_empty() && options.atomic {
@@ -201,24 +237,26 @@ impl Commands {
             let written = written.to_string();
             let temporary = OsStr::from_bytes(target);
             let arguments = [path.as_os_str(), temporary, OsStr::new(&mode), OsStr::new(&written)];
-            let mut undo = RemoveTemporary {
-                commands: Some(self.clone()),
-                path: temporary.to_owned(),
-            };
+            temporary.clone_into(&mut undo.path);
             let committed = self.change(&what, COMMIT, &arguments).await;
             undo.commands = None;
             return committed;
         }
+        undo.commands = None;
         Ok(())
     }
 
     pub(crate) async fn upload_tar(self: &Arc<Self>, dir: &Path, tar: ByteStream) -> Result<()> {
         const TEXT: &str = r#"mkdir -p -- "$1" && cd -- "$1" && tar -xf -"#;
         let what = format!("unpacking into {}", dir.display());
-        let mut process = self.spawn_collected(script(TEXT, &[dir.as_os_str()], StdinMode::Piped)).await?;
+        let mut process = self
+            .spawn_collected(script(TEXT, &[dir.as_os_str()], StdinMode::Piped))
+            .await?;
         let mut tar = tar;
         if let Some(mut stdin) = process.stdin.take() {
-            copy_in(&mut tar, &mut stdin).await.map_err(|error| stream_error(&what, error))?;
+            copy_in(&mut tar, &mut stdin)
+                .await
+                .map_err(|error| stream_error(&what, error))?;
             let _ = stdin.shutdown().await;
         }
         let (status, _, stderr) = outcome(&mut process).await.map_err(without_shell)?;
@@ -235,16 +273,72 @@ impl Commands {
             cd -- "$1" && echo D && exec tar -cf - .
         "#;
         let what = format!("packing {}", dir.display());
-        let mut process = self.spawn_collected(script(TEXT, &[dir.as_os_str()], StdinMode::Null)).await?;
+        let mut process = self
+            .spawn_collected(script(TEXT, &[dir.as_os_str()], StdinMode::Null))
+            .await?;
         let Some(mut stdout) = process.stdout.take() else {
             return Err(odd_listing());
         };
         let mut header = [0; 2];
         match stdout.read_exact(&mut header).await {
-            Ok(_) if &header == b"D\n" => Ok(with_rest(process, stdout, what, None)),
-            _ => Err(failure_of(&mut process, &what).await),
+            Ok(_) if &header == b"D\n" => {}
+            _ => return Err(failure_of(&mut process, &what).await),
+        }
+        // The box's `tar` packs special files too, and a file's second name as a link.
+        let packed = with_rest(process, stdout, what, None);
+        let (reader, writer) = tokio::io::duplex(1 << 20);
+        let executor = tokio::runtime::Handle::current();
+        let commands = self.clone();
+        let dir = dir.to_path_buf();
+        let filter = tokio::task::spawn_blocking(move || {
+            let content = |path: &Path| executor.block_on(commands.read(&dir.join(path), u64::MAX));
+            filter_tree(
+                SyncIoBridge::new_with_handle(packed, executor.clone()),
+                SyncIoBridge::new_with_handle(writer, executor.clone()),
+                content,
+            )
+        });
+        Ok(crate::stream::behind(reader, filter))
+    }
+}
+
+/// Passes files, directories and symbolic links on; a file's second name becomes a file with `content`.
+fn filter_tree(input: impl Read, output: impl Write, content: impl Fn(&Path) -> Result<bytes::Bytes>) -> Result<()> {
+    let bad = |error: std::io::Error| stream_error("packing", error);
+    let mut archive = tar::Archive::new(input);
+    let mut builder = tar::Builder::new(output);
+    for entry in archive.entries().map_err(bad)? {
+        let mut entry = entry.map_err(bad)?;
+        let path = entry.path().map_err(bad)?.into_owned();
+        let path = path.strip_prefix(".").unwrap_or(&path);
+        if path.as_os_str().is_empty() {
+            continue;
+        }
+        let mut header = entry.header().clone();
+        match header.entry_type() {
+            tar::EntryType::Symlink => {
+                let target = entry.link_name().map_err(bad)?.unwrap_or_default().into_owned();
+                header.set_size(0);
+                builder.append_link(&mut header, path, &target).map_err(bad)?;
+            }
+            tar::EntryType::Directory => {
+                header.set_size(0);
+                builder.append_data(&mut header, path, std::io::empty()).map_err(bad)?;
+            }
+            tar::EntryType::Link => {
+                let content = content(path)?;
+                header.set_entry_type(tar::EntryType::Regular);
+                header.set_size(content.len() as u64);
+                builder.append_data(&mut header, path, &content[..]).map_err(bad)?;
+            }
+            tar::EntryType::Regular | tar::EntryType::Continuous => {
+                header.set_size(entry.size());
+                builder.append_data(&mut header, path, &mut entry).map_err(bad)?;
+            }
+            _ => {}
         }
     }
+    builder.into_inner().and_then(|mut output| output.flush()).map_err(bad)
 }
 
 /// Path, name of a temporary file (empty: in place), mode (may be empty), size (empty: a stream, committed later).
@@ -300,7 +394,10 @@ impl Drop for RemoveTemporary {
 }
 
 fn odd_listing() -> Error {
-    Error::new(ErrorKind::Protocol, "the tools of the box give no answer that can be read")
+    Error::new(
+        ErrorKind::Protocol,
+        "the tools of the box give no answer that can be read",
+    )
 }
 
 /// From `%f %s %Y`: raw mode in hexadecimal, size, seconds.

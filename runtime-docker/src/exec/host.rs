@@ -91,7 +91,9 @@ pub(crate) fn kill_leftovers(container: &str, leftovers: Leftovers<'_>) {
                 continue;
             }
             // Looked at again through a descriptor, so that the kill cannot hit another one.
-            let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else { continue };
+            let Ok(pidfd) = rustix::process::pidfd_open(pid, PidfdFlags::empty()) else {
+                continue;
+            };
             if matches(pid, container, leftovers) {
                 found |= rustix::process::pidfd_send_signal(&pidfd, Signal::KILL).is_ok();
             }
@@ -133,7 +135,9 @@ fn matches(pid: Pid, container: &str, leftovers: Leftovers<'_>) -> bool {
         Leftovers::Group(leader) => group == leader && is_of(pid, container),
         Leftovers::Marked(marker) => {
             let leader = i32::try_from(session).ok().and_then(Pid::from_raw);
-            let led = leader.and_then(stat).is_some_and(|(state, ..)| !matches!(state, 'Z' | 'X'));
+            let led = leader
+                .and_then(stat)
+                .is_some_and(|(state, ..)| !matches!(state, 'Z' | 'X'));
             !led && is_of(pid, container) && is_marked(pid, marker)
         }
     }
@@ -141,10 +145,12 @@ fn matches(pid: Pid, container: &str, leftovers: Leftovers<'_>) -> bool {
 
 fn is_marked(pid: Pid, marker: &str) -> bool {
     let wanted = format!("{MARKER}={marker}");
-    fs::read(format!("/proc/{pid}/environ"))
-        .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|variable| variable == wanted.as_bytes()))
+    fs::read(format!("/proc/{pid}/environ")).is_ok_and(|environ| {
+        environ
+            .split(|byte| *byte == 0)
+            .any(|variable| variable == wanted.as_bytes())
+    })
 }
-
 
 #[cfg(test)]
 mod tests {

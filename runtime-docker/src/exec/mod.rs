@@ -1,7 +1,7 @@
 //! Engine mode: programs through the Engine API's exec.
 
-pub(crate) mod files;
 mod background;
+pub(crate) mod files;
 mod host;
 mod process;
 mod request;

@@ -1,7 +1,9 @@
 //! A program through the Engine API's exec: its streams, its end, its signals.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -13,7 +15,7 @@ use runtime_core::{
     Error, ErrorKind, Exec, ExitStatus, Process, ProcessControl, ProcessStderr, ProcessStdin, ProcessStdout, Result,
     Signal, StdinMode,
 };
-use tokio::io::{AsyncWriteExt, DuplexStream};
+use tokio::io::{AsyncWrite, AsyncWriteExt, DuplexStream};
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
@@ -38,6 +40,9 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Most bytes that are held back to see whether they are the engine's own words.
 const MOST_HELD: usize = 64 << 10;
+
+/// How long a status that looks like a refusal of the kernel may wait for its reason.
+const REFUSAL_GRACE: Duration = Duration::from_millis(100);
 
 /// How long a status that looks like the box's death may wait for the news of it.
 const DEATH_GRACE: Duration = Duration::from_millis(100);
@@ -76,6 +81,7 @@ impl Commands {
         let marker = runtime_core::names::random_hex(16);
         let config = request::request(&exec, &marker)?;
         let piped = exec.stdin == StdinMode::Piped;
+        let program = exec.argv.first().map(|program| program.to_string_lossy().into_owned());
         let client = &self.engine.client;
         let created = client.create_exec(&self.container, config).await;
         let created = created.map_err(|error| self.gone_if_missing("preparing a program", error))?;
@@ -83,6 +89,7 @@ impl Commands {
             commands: self.clone(),
             exec: created.id,
             marker,
+            program: program.unwrap_or_default(),
             state: Mutex::new(State::default()),
             phase: watch::Sender::new(Phase::Starting),
             eof: watch::Sender::new(false),
@@ -105,7 +112,10 @@ impl Commands {
         let (output, input) = match started {
             Ok(StartExecResults::Attached { output, input }) => (output, input),
             Ok(StartExecResults::Detached) => {
-                return Err(Error::new(ErrorKind::Protocol, "the engine did not attach to the program"));
+                return Err(Error::new(
+                    ErrorKind::Protocol,
+                    "the engine did not attach to the program",
+                ));
             }
             Err(error) => return Err(error),
         };
@@ -117,7 +127,7 @@ impl Commands {
         });
         control.task = Some(task.abort_handle());
         let process = Process::new(
-            piped.then(|| ProcessStdin::new(input)),
+            piped.then(|| ProcessStdin::new(EofOnDrop(Some(input)))),
             Some(ProcessStdout::new(stdout)),
             Some(ProcessStderr::new(stderr)),
             Arc::new(control),
@@ -129,7 +139,10 @@ impl Commands {
     fn gone_if_missing(&self, what: &str, error: bollard::errors::Error) -> Error {
         let error = self.engine.error(what, error);
         match error.kind() {
-            ErrorKind::NotFound => Error::new(ErrorKind::SandboxGone, format!("the container is gone: {}", error.message())),
+            ErrorKind::NotFound => Error::new(
+                ErrorKind::SandboxGone,
+                format!("the container is gone: {}", error.message()),
+            ),
             _ => error,
         }
     }
@@ -144,7 +157,10 @@ impl Commands {
         } else if self.engine.is_running(&self.container).await? {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::SandboxGone, "the container died while the program ran"))
+        Err(Error::new(
+            ErrorKind::SandboxGone,
+            "the container died while the program ran",
+        ))
     }
 }
 
@@ -168,6 +184,8 @@ struct State {
     inner_pid: Option<u32>,
     /// Output that may be the engine's reason why nothing was started.
     suspicion: Option<Error>,
+    /// All output so far, where it may be the kernel's reason for refusing the program.
+    refusal: Option<Error>,
 }
 
 /// What the engine says of an exec.
@@ -181,6 +199,8 @@ struct Inner {
     commands: Arc<Commands>,
     exec: String,
     marker: String,
+    /// The first of its arguments.
+    program: String,
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     eof: watch::Sender<bool>,
@@ -192,7 +212,8 @@ impl Inner {
     /// Resolves when the program runs or has run.
     async fn started(&self) -> Result<()> {
         let mut phase = self.phase.subscribe();
-        let waited = tokio::time::timeout(START_TIMEOUT, phase.wait_for(|phase| !matches!(phase, Phase::Starting))).await;
+        let waited =
+            tokio::time::timeout(START_TIMEOUT, phase.wait_for(|phase| !matches!(phase, Phase::Starting))).await;
         match waited {
             Ok(Ok(phase)) => match &*phase {
                 Phase::Ended(Err(error)) => Err(error.clone()),
@@ -241,6 +262,12 @@ impl Inner {
             };
             match next {
                 Some(Ok(chunk)) => {
+                    lock(&self.state).refusal = match &chunk {
+                        LogOutput::StdErr { message } if is_first => {
+                            start_failure::recognize_refusal(message, &self.program)
+                        }
+                        _ => None,
+                    };
                     if std::mem::take(&mut is_first)
                         && let Some(reason) = start_failure::recognize(chunk.as_ref())
                     {
@@ -268,7 +295,10 @@ impl Inner {
         self.eof.send_replace(true);
         if !held.is_empty() {
             let mut phase = self.phase.subscribe();
-            let _ = phase.wait_for(|phase| matches!(phase, Phase::Ended(_))).await.map(|_| ());
+            let _ = phase
+                .wait_for(|phase| matches!(phase, Phase::Ended(_)))
+                .await
+                .map(|_| ());
             let is_failure = matches!(self.end(), Some(Err(_)));
             if !is_failure {
                 for chunk in held {
@@ -377,8 +407,20 @@ impl Inner {
                     return Err(reason);
                 }
             }
-            // As after SIGKILL, and what engines make of an end that they did not see.
-            137 | 255 => self.commands.check_box().await?,
+            // The process was there, but never became the program.
+            1 | 255 => {
+                let mut eof = self.eof.subscribe();
+                // What it said has arrived as a rule; a program that left its pipe to others is not waited for.
+                let _ = tokio::time::timeout(REFUSAL_GRACE, eof.wait_for(|eof| *eof)).await;
+                if let Some(reason) = lock(&self.state).refusal.take() {
+                    return Err(reason);
+                }
+                if code == 255 {
+                    self.commands.check_box().await?;
+                }
+            }
+            // As after SIGKILL.
+            137 => self.commands.check_box().await?,
             _ => {}
         }
         Ok(ExitStatus::exited(code))
@@ -454,7 +496,10 @@ impl Inner {
         if status.success() || self.end().is_some() || !matches!(self.look().await, Ok(Seen::Running(_))) {
             return Ok(());
         }
-        Err(Error::new(ErrorKind::Other, "the box has no means to signal the program"))
+        Err(Error::new(
+            ErrorKind::Other,
+            "the box has no means to signal the program",
+        ))
     }
 
     /// Kills what is left of the group after its leader's end.
@@ -487,7 +532,10 @@ impl Inner {
 
 impl Commands {
     /// Starts a program that the call of the closure leaves to the engine: it is then not killed with its handle.
-    pub(super) async fn spawn_owned_by_engine(self: &Arc<Self>, exec: Exec) -> Result<(Process, impl FnOnce() + use<>)> {
+    pub(super) async fn spawn_owned_by_engine(
+        self: &Arc<Self>,
+        exec: Exec,
+    ) -> Result<(Process, impl FnOnce() + use<>)> {
         let (process, _, armed) = self.start(exec, false).await?;
         Ok((process, move || armed.store(false, Ordering::SeqCst)))
     }
@@ -520,8 +568,50 @@ impl Sinks {
     }
 }
 
+/// Standard input. Dropping one half of a connection does not end that half, so this does.
+struct EofOnDrop<W: AsyncWrite + Unpin + Send + 'static>(Option<W>);
+
+impl<W: AsyncWrite + Unpin + Send + 'static> EofOnDrop<W> {
+    fn inner(&mut self) -> std::io::Result<Pin<&mut W>> {
+        self.0
+            .as_mut()
+            .map(Pin::new)
+            .ok_or_else(|| std::io::ErrorKind::BrokenPipe.into())
+    }
+}
+
+impl<W: AsyncWrite + Unpin + Send + 'static> AsyncWrite for EofOnDrop<W> {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
+        self.inner()?.poll_write(cx, buf)
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.inner()?.poll_flush(cx)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
+        self.inner()?.poll_shutdown(cx)
+    }
+}
+
+impl<W: AsyncWrite + Unpin + Send + 'static> Drop for EofOnDrop<W> {
+    fn drop(&mut self) {
+        let Some(mut writer) = self.0.take() else { return };
+        let mut cx = Context::from_waker(std::task::Waker::noop());
+        // At once on a socket; over TLS there is something to be sent first.
+        if Pin::new(&mut writer).poll_shutdown(&mut cx).is_pending()
+            && let Ok(executor) = tokio::runtime::Handle::try_current()
+        {
+            executor.spawn(async move { writer.shutdown().await });
+        }
+    }
+}
+
 fn lost() -> Error {
-    Error::new(ErrorKind::ConnectionLost, "nobody watches the program any more: its executor went away")
+    Error::new(
+        ErrorKind::ConnectionLost,
+        "nobody watches the program any more: its executor went away",
+    )
 }
 
 struct EngineProcess {

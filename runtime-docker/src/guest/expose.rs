@@ -26,7 +26,9 @@ impl Exposures {
         }
         let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).await;
         let listener = listener.map_err(|error| Error::io("listening on loopback", error))?;
-        let address = listener.local_addr().map_err(|error| Error::io("listening on loopback", error))?;
+        let address = listener
+            .local_addr()
+            .map_err(|error| Error::io("listening on loopback", error))?;
         let mut ports = self.ports();
         // Somebody else may have been faster; theirs stays.
         let (address, _) = ports.entry(port).or_insert_with(|| {

@@ -174,7 +174,10 @@ impl GuestBox {
                 }
             }
         }
-        Err(Error::new(ErrorKind::Io, format!("{}: too many levels of symbolic links", path.display())))
+        Err(Error::new(
+            ErrorKind::Io,
+            format!("{}: too many levels of symbolic links", path.display()),
+        ))
     }
 
     pub(crate) async fn write(&self, path: &Path, content: Content, options: WriteOptions) -> Result<()> {

@@ -6,9 +6,7 @@ use std::time::Duration;
 use bollard::container::{AttachContainerResults, LogOutput};
 use bollard::exec::{StartExecOptions, StartExecResults};
 use bollard::models::ExecConfig;
-use bollard::query_parameters::{
-    AttachContainerOptionsBuilder, LogsOptionsBuilder, WaitContainerOptions,
-};
+use bollard::query_parameters::{AttachContainerOptionsBuilder, LogsOptionsBuilder, WaitContainerOptions};
 use bytes::Bytes;
 use futures_util::{Stream, StreamExt};
 use runtime_core::guest::{self, Link, LinkOptions, Rendezvous, SOCKET_ARGUMENTS, Token};
@@ -51,7 +49,10 @@ impl Socket {
             args: SOCKET_ARGUMENTS.map(str::to_owned).to_vec(),
             entrypoint: super::program_path().to_string_lossy().into_owned(),
             env: vec![variable(self.rendezvous.token())],
-            binds: vec![format!("{}:/{DIRECTORY}:{options}", self.rendezvous.directory().display())],
+            binds: vec![format!(
+                "{}:/{DIRECTORY}:{options}",
+                self.rendezvous.directory().display()
+            )],
             stdio: false,
         }
     }
@@ -88,7 +89,11 @@ async fn ended_early(engine: &Engine, id: &str) -> Error {
 
 /// The end of a container's log.
 async fn last_words(engine: &Engine, id: &str) -> String {
-    let options = LogsOptionsBuilder::default().stdout(true).stderr(true).tail("5").build();
+    let options = LogsOptionsBuilder::default()
+        .stdout(true)
+        .stderr(true)
+        .tail("5")
+        .build();
     let mut logs = engine.client.logs(id, Some(options));
     let mut text = Vec::new();
     while let Some(Ok(line)) = logs.next().await {
@@ -204,7 +209,10 @@ pub(crate) async fn in_foreign(engine: &Engine, id: &str) -> Result<Link> {
             };
             Link::over_stdio(stdout_of(output), input, &token, options).await
         }
-        StartExecResults::Detached => Err(Error::new(ErrorKind::Protocol, "the engine did not attach to the guest")),
+        StartExecResults::Detached => Err(Error::new(
+            ErrorKind::Protocol,
+            "the engine did not attach to the guest",
+        )),
     }
 }
 
@@ -214,7 +222,9 @@ fn stdout_of(
 ) -> impl tokio::io::AsyncRead + Send + Unpin + 'static {
     let bytes = output.filter_map(|item| {
         std::future::ready(match item {
-            Ok(LogOutput::StdOut { message } | LogOutput::Console { message }) => Some(Ok::<Bytes, std::io::Error>(message)),
+            Ok(LogOutput::StdOut { message } | LogOutput::Console { message }) => {
+                Some(Ok::<Bytes, std::io::Error>(message))
+            }
             Ok(LogOutput::StdErr { message }) => {
                 tracing::debug!(text = %runtime_core::text::tail(&message, 500), "the guest says");
                 None

@@ -3,10 +3,13 @@
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use runtime_core::guest::frame::FileKind;
-use runtime_core::{ByteStream, Content, Error, ErrorKind, Result, stream_error};
+use runtime_core::guest::{FileWriter, OpenWrite};
+use runtime_core::{ByteStream, Error, ErrorKind, Result, stream_error};
 use tar::{Archive, Builder, EntryType, Header};
+use tokio::io::AsyncWriteExt;
 use tokio::runtime::Handle;
 use tokio_util::io::SyncIoBridge;
 
@@ -17,6 +20,15 @@ const PIPE: usize = 1 << 20;
 
 /// Files up to this size are read in one step.
 const SMALL: u64 = 256 << 10;
+
+/// Tells a thread that nobody waits for it any more.
+struct GiveUp(Arc<AtomicBool>);
+
+impl Drop for GiveUp {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
 
 impl GuestBox {
     /// Unpacks a checked tar stream.
@@ -39,7 +51,10 @@ impl GuestBox {
         let guest = self.clone();
         let dir = dir.to_path_buf();
         let handle = Handle::current();
-        let thread = tokio::task::spawn_blocking(move || guest.unpack(&handle, &dir, SyncIoBridge::new(reader)));
+        let given_up = Arc::new(AtomicBool::new(false));
+        let _guard = GiveUp(given_up.clone());
+        let thread =
+            tokio::task::spawn_blocking(move || guest.unpack(&handle, &dir, SyncIoBridge::new(reader), &given_up));
         let (fed, unpacked) = tokio::join!(feed, thread);
         match unpacked {
             Ok(result) => result?,
@@ -48,11 +63,14 @@ impl GuestBox {
         fed
     }
 
-    fn unpack(&self, handle: &Handle, dir: &Path, reader: impl Read) -> Result<()> {
+    fn unpack(&self, handle: &Handle, dir: &Path, reader: impl Read, given_up: &AtomicBool) -> Result<()> {
         let bad = |error: io::Error| stream_error("reading the archive", error);
         let mut archive = Archive::new(reader);
         let mut directories: Vec<(PathBuf, u32)> = Vec::new();
         for entry in archive.entries().map_err(bad)? {
+            if given_up.load(Ordering::Relaxed) {
+                return Ok(());
+            }
             let mut entry = entry.map_err(bad)?;
             let relative = entry.path().map_err(bad)?.into_owned();
             let target = dir.join(&relative);
@@ -73,19 +91,22 @@ impl GuestBox {
                 EntryType::Regular | EntryType::Continuous | EntryType::GNUSparse => {
                     let size = entry.size();
                     let content = if size <= SMALL {
-                        let mut bytes = Vec::with_capacity(size as usize);
+                        let mut bytes = Vec::new();
                         entry.read_to_end(&mut bytes).map_err(bad)?;
                         if (bytes.len() as u64) < size {
-                            return Err(Error::new(ErrorKind::ConnectionLost, "the archive ends within an entry"));
+                            return Err(Error::new(
+                                ErrorKind::ConnectionLost,
+                                "the archive ends within an entry",
+                            ));
                         }
-                        Some(Content::from(bytes))
+                        Some(bytes)
                     } else {
                         None
                     };
-                    handle.block_on(self.make_way(&target))?;
+                    let place = handle.block_on(self.make_place(&target, mode | 0o200))?;
                     match content {
-                        Some(content) => handle.block_on(self.fill(&target, content, true, mode | 0o200))?,
-                        None => self.unpack_large(handle, &target, &mut entry, size, mode | 0o200)?,
+                        Some(content) => handle.block_on(pour(place, &target, &content))?,
+                        None => pour_large(handle, place, &target, &mut entry, size)?,
                     }
                     handle.block_on(async {
                         self.give(&target).await?;
@@ -103,36 +124,22 @@ impl GuestBox {
         Ok(())
     }
 
-    fn unpack_large(
-        &self,
-        handle: &Handle,
-        target: &Path,
-        entry: &mut impl Read,
-        size: u64,
-        mode: u32,
-    ) -> Result<()> {
-        use runtime_core::guest::OpenWrite;
-        use tokio::io::AsyncWriteExt;
+    /// A new file in an entry's place.
+    async fn make_place(&self, target: &Path, mode: u32) -> Result<FileWriter> {
         let how = OpenWrite {
             mode,
             exclusive: true,
             ..OpenWrite::default()
         };
-        let mut writer = handle.block_on(self.link.open_write(target, how))?;
-        let mut buffer = vec![0; 1 << 20];
-        let mut left = size;
-        while left > 0 {
-            let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
-            let count = entry.read(&mut buffer[..most]);
-            let count = count.map_err(|error| stream_error("reading the archive", error))?;
-            if count == 0 {
-                return Err(Error::new(ErrorKind::ConnectionLost, "the archive ends within an entry"));
+        let mut attempts = 3;
+        loop {
+            self.make_way(target).await?;
+            match self.link.open_write(target, how).await {
+                // Made in between, such as by an upload that was given up a moment ago.
+                Err(error) if error.kind() == ErrorKind::AlreadyExists && attempts > 0 => attempts -= 1,
+                opened => return opened,
             }
-            let written = handle.block_on(writer.write_all(&buffer[..count]));
-            written.map_err(|error| Error::io(format_args!("writing {}", target.display()), error))?;
-            left -= count as u64;
         }
-        handle.block_on(writer.finish())
     }
 
     /// Removes a file or link that is in an entry's place, and makes missing parents.
@@ -142,7 +149,11 @@ impl GuestBox {
                 let message = format!("unpacking {}: it is a directory", target.display());
                 Err(Error::new(ErrorKind::WrongFileType, message))
             }
-            Ok(_) => self.link.remove(target, false).await,
+            Ok(_) => match self.link.remove(target, false).await {
+                // Somebody else was faster.
+                Err(error) if error.kind() != ErrorKind::NotFound => Err(error),
+                _ => Ok(()),
+            },
             Err(error) if error.kind() == ErrorKind::NotFound => match target.parent() {
                 Some(parent) => self.create_dir(parent).await,
                 None => Ok(()),
@@ -221,7 +232,35 @@ impl GuestBox {
             }
             pending.extend(children.into_iter().rev());
         }
-        let flushed = builder.into_inner().and_then(|mut writer| io::Write::flush(&mut writer));
+        let flushed = builder
+            .into_inner()
+            .and_then(|mut writer| io::Write::flush(&mut writer));
         flushed.map_err(|error| stream_error("packing", error))
     }
+}
+
+async fn pour(mut place: FileWriter, target: &Path, content: &[u8]) -> Result<()> {
+    let written = place.write_all(content).await;
+    written.map_err(|error| Error::io(format_args!("writing {}", target.display()), error))?;
+    place.finish().await
+}
+
+fn pour_large(handle: &Handle, mut place: FileWriter, target: &Path, entry: &mut impl Read, size: u64) -> Result<()> {
+    let mut buffer = vec![0; 1 << 20];
+    let mut left = size;
+    while left > 0 {
+        let most = usize::try_from(left).unwrap_or(usize::MAX).min(buffer.len());
+        let count = entry.read(&mut buffer[..most]);
+        let count = count.map_err(|error| stream_error("reading the archive", error))?;
+        if count == 0 {
+            return Err(Error::new(
+                ErrorKind::ConnectionLost,
+                "the archive ends within an entry",
+            ));
+        }
+        let written = handle.block_on(place.write_all(&buffer[..count]));
+        written.map_err(|error| Error::io(format_args!("writing {}", target.display()), error))?;
+        left -= count as u64;
+    }
+    handle.block_on(place.finish())
 }

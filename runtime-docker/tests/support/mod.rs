@@ -30,8 +30,13 @@ pub(crate) fn client(kind: EngineKind, arguments: &[&str]) -> Result<String, Str
 pub(crate) fn is_there(kind: EngineKind) -> bool {
     static THERE: OnceLock<[Result<(), String>; 2]> = OnceLock::new();
     let there = THERE.get_or_init(|| {
-        [EngineKind::Docker, EngineKind::Podman]
-            .map(|kind| client(kind, &["image", "inspect", "--format", "{{.Id}}", &image(kind, "busybox")]).map(|_| ()))
+        [EngineKind::Docker, EngineKind::Podman].map(|kind| {
+            client(
+                kind,
+                &["image", "inspect", "--format", "{{.Id}}", &image(kind, "busybox")],
+            )
+            .map(|_| ())
+        })
     });
     match &there[usize::from(kind == EngineKind::Podman)] {
         Ok(()) => true,
@@ -39,7 +44,10 @@ pub(crate) fn is_there(kind: EngineKind) -> bool {
             let thread = std::thread::current();
             let test = thread.name().unwrap_or("tests").to_owned();
             eprintln!("SKIPPED: {test}: {kind} with the images of `cargo xtask images` is needed: {reason}");
-            assert!(std::env::var_os("CI").is_none(), "{kind} must be there under CI: {reason}");
+            assert!(
+                std::env::var_os("CI").is_none(),
+                "{kind} must be there under CI: {reason}"
+            );
             false
         }
     }
