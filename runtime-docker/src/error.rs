@@ -88,6 +88,7 @@ pub(crate) fn from_status(kind: EngineKind, what: &str, status: u16, message: &s
         500 if message.contains("is not running") || message.contains("container state improper") => {
             ErrorKind::SandboxGone
         }
+        500 if message.contains("unable to find network") => ErrorKind::InvalidConfig,
         500 if message.contains("could not select device driver") => ErrorKind::InvalidConfig,
         500 => ErrorKind::Other,
         502..=504 => ErrorKind::Unavailable,

@@ -195,7 +195,20 @@ impl ContainerRuntime {
         }
         let body = create::request(self.kind, &self.config, &self.spec, &image.id, &init)?;
         lock(&self.state).asked = true;
-        let id = engine.create(&self.name, self.config.platform.as_deref(), body).await?;
+        let platform = self.config.platform.as_deref();
+        let id = match engine.create(&self.name, platform, body).await {
+            // The engine's own init is a program that not every host has. Without it orphans stay zombies.
+            Err(error)
+                if way == Way::Engine && self.config.init.is_none() && error.message().contains("init binary") =>
+            {
+                tracing::debug!(%error, "process 1 will not reap");
+                let mut plain = self.config.clone();
+                plain.init = Some(false);
+                let body = create::request(self.kind, &plain, &self.spec, &image.id, &init)?;
+                engine.create(&self.name, platform, body).await?
+            }
+            created => created?,
+        };
         lock(&self.state).id = Some(id.clone());
         let user = self.config.user.as_deref().unwrap_or(&image.user);
         let image_env = environment::parse(&image.env);
@@ -236,11 +249,7 @@ impl ContainerRuntime {
     async fn start_engine_mode(&self, engine: &Engine, id: &str, user: &str) -> Result<Commands> {
         self.upload_workdir(engine, id, user).await?;
         engine.start(id).await.map_err(|error| match error.kind() {
-            ErrorKind::ProgramNotFound | ErrorKind::ProgramNotExecutable => Error::unsupported(
-                "engine mode keeps a container alive with the image's own `sleep`, which this image lacks",
-            )
-            .with_field("exec")
-            .with_source(error),
+            ErrorKind::ProgramNotFound | ErrorKind::ProgramNotExecutable => without_sleep().with_source(error),
             _ => error,
         })?;
         self.commands(engine, id).await
@@ -251,13 +260,16 @@ impl ContainerRuntime {
         let state = inspect.and_then(|inspect| inspect.state).unwrap_or_default();
         if state.running != Some(true) {
             let code = state.exit_code.unwrap_or_default();
-            return Err(Error::new(
-                ErrorKind::SandboxGone,
-                format!(
-                    "the container ended at once with {code}: {}",
-                    state.error.unwrap_or_default()
+            return Err(match code {
+                126 | 127 => without_sleep(),
+                _ => Error::new(
+                    ErrorKind::SandboxGone,
+                    format!(
+                        "the container ended at once with {code}: {}",
+                        state.error.unwrap_or_default()
+                    ),
                 ),
-            ));
+            });
         }
         let init = match engine.endpoint.is_local() {
             true => state.pid.and_then(|pid| HostProcess::open(pid, id)),
@@ -418,6 +430,11 @@ fn is_about_the_way(error: &Error) -> bool {
             | ErrorKind::AlreadyExists
             | ErrorKind::NotFound
     ) || error.message().contains("mount")
+}
+
+fn without_sleep() -> Error {
+    Error::unsupported("engine mode keeps a container alive with the image's own `sleep`, which this image lacks")
+        .with_field("exec")
 }
 
 /// This program's architecture as images name it.

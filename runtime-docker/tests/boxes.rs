@@ -120,7 +120,7 @@ async fn a_workdir_of_the_image_stays_as_it_is() {
                 "sh",
                 &image(kind, "workdir"),
                 "-c",
-                "pwd; ls -lan",
+                "pwd; ls -lAn",
             ],
         );
         let plain = plain.expect("the engine's own view");
@@ -128,7 +128,7 @@ async fn a_workdir_of_the_image_stays_as_it_is() {
         let mut wanted = config(kind, "workdir", exec);
         wanted.workdir = Some(workdir);
         let sandbox = provision(kind, wanted, &cache).await.expect("a box");
-        assert_eq!(text(&sandbox, "pwd; ls -lan").await, plain, "{kind} {exec:?}");
+        assert_eq!(text(&sandbox, "pwd; ls -lAn").await, plain, "{kind} {exec:?}");
         sandbox.stop().await.expect("a stop");
     }
 }
