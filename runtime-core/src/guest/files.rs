@@ -446,7 +446,7 @@ impl Link {
             mode,
             parents,
         };
-        self.change(&request, format_args!("make directory {}", path.display()))
+        self.change(&request, format!("make directory {}", path.display()))
             .await
     }
 
@@ -476,7 +476,7 @@ impl Link {
             from: raw(from),
             to: raw(to),
         };
-        self.change(&request, format_args!("rename {} to {}", from.display(), to.display()))
+        self.change(&request, format!("rename {} to {}", from.display(), to.display()))
             .await
     }
 
@@ -491,7 +491,7 @@ impl Link {
             target: raw(target),
             path: raw(path),
         };
-        self.change(&request, format_args!("make link {}", path.display()))
+        self.change(&request, format!("make link {}", path.display()))
             .await
     }
 
@@ -516,7 +516,7 @@ impl Link {
     pub async fn chmod(&self, path: &Path, mode: u32) -> Result<()> {
         check_path("path", path)?;
         let request = Request::Chmod { path: raw(path), mode };
-        self.change(&request, format_args!("set the mode of {}", path.display()))
+        self.change(&request, format!("set the mode of {}", path.display()))
             .await
     }
 
@@ -531,13 +531,13 @@ impl Link {
             uid,
             gid,
         };
-        self.change(&request, format_args!("set the owner of {}", path.display()))
+        self.change(&request, format!("set the owner of {}", path.display()))
             .await
     }
 
-    async fn change(&self, request: &Request, what: std::fmt::Arguments<'_>) -> Result<()> {
+    async fn change(&self, request: &Request, what: String) -> Result<()> {
         let timeout = self.session().timeout;
-        self.session().call_for_done(request, what.to_string(), timeout).await
+        self.session().call_for_done(request, what, timeout).await
     }
 
     /// Removes a file without waiting for it.

@@ -62,11 +62,10 @@ async fn exit_codes(cx: Context) -> Verdict {
     .await
 }
 
-/// Signals that end a program, without core files.
-const FATAL: [(&str, i32); 8] = [
+/// Signals that end a program, without core files. Not QUIT, which the shell of busybox ignores.
+const FATAL: [(&str, i32); 7] = [
     ("HUP", 1),
     ("INT", 2),
-    ("QUIT", 3),
     ("ABRT", 6),
     ("KILL", 9),
     ("USR1", 10),
