@@ -115,7 +115,12 @@ impl ControlPlane {
                 if (200..300).contains(&answer.status) || expected.contains(&answer.status) {
                     return Ok(answer);
                 }
-                Err(error::control_plane(subject, answer.status, &answer.headers, &answer.body))
+                Err(error::control_plane(
+                    subject,
+                    answer.status,
+                    &answer.headers,
+                    &answer.body,
+                ))
             })
             .await
     }
@@ -135,7 +140,10 @@ impl ControlPlane {
             405 => true,
             404 => match serde_json::from_slice::<serde_json::Value>(&answer.body) {
                 Ok(body) => {
-                    let message = body.get("message").and_then(|message| message.as_str()).unwrap_or_default();
+                    let message = body
+                        .get("message")
+                        .and_then(|message| message.as_str())
+                        .unwrap_or_default();
                     message.contains("no matching operation")
                 }
                 Err(_) => true,
@@ -178,7 +186,9 @@ impl ControlPlane {
             let request = control::create(generation, &message, key);
             let answer = self.attempt(&request).await.map_err(|failure| (failure, false))?;
             if (200..300).contains(&answer.status) {
-                return answer.json("the created sandbox").map_err(|error| (error.into(), false));
+                return answer
+                    .json("the created sandbox")
+                    .map_err(|error| (error.into(), false));
             }
             if self.lacks_v2(&answer) {
                 continue;
@@ -264,7 +274,13 @@ impl ControlPlane {
     pub(crate) async fn template_exists(&self, reference: &str) -> Result<bool> {
         let request = template::exists(reference);
         let answer = self
-            .call("template exists", Subject::Template, Idempotency::Safe, &request, &[403, 404])
+            .call(
+                "template exists",
+                Subject::Template,
+                Idempotency::Safe,
+                &request,
+                &[403, 404],
+            )
             .await?;
         Ok(answer.status != 404)
     }
@@ -272,17 +288,29 @@ impl ControlPlane {
     /// Asks for a build. Never sent twice: a second request would supersede the first.
     pub(crate) async fn request_build(&self, message: &BuildRequest) -> Result<Build> {
         let request = template::request_build(message);
-        self.call("request build", Subject::Template, Idempotency::OnlyIfUnsent, &request, &[])
-            .await?
-            .json("the requested build")
+        self.call(
+            "request build",
+            Subject::Template,
+            Idempotency::OnlyIfUnsent,
+            &request,
+            &[],
+        )
+        .await?
+        .json("the requested build")
     }
 
     /// Starts a build.
     pub(crate) async fn start_build(&self, build: &Build, image: &str) -> Result<()> {
         let request = template::start_build(build, image);
-        self.call("start build", Subject::Template, Idempotency::OnlyIfUnsent, &request, &[])
-            .await
-            .map(drop)
+        self.call(
+            "start build",
+            Subject::Template,
+            Idempotency::OnlyIfUnsent,
+            &request,
+            &[],
+        )
+        .await
+        .map(drop)
     }
 
     /// The status of a build.

@@ -106,7 +106,10 @@ impl E2bConfig {
         }
         let workdir = self.workdir_or_default();
         if !workdir.starts_with('/') || workdir.contains('\0') || workdir.split('/').any(|part| part == "..") {
-            return refuse("workdir", format!("{workdir:?} must be an absolute path without \"..\""));
+            return refuse(
+                "workdir",
+                format!("{workdir:?} must be an absolute path without \"..\""),
+            );
         }
         Template::of(self)?;
         if !(self.disk > 0.0 && self.disk.is_finite()) {
@@ -228,7 +231,9 @@ mod tests {
     use serde_json::json;
 
     fn parse(value: Value) -> Result<Box<dyn RuntimeConfig>> {
-        let Value::Object(fields) = value else { panic!("an object") };
+        let Value::Object(fields) = value else {
+            panic!("an object")
+        };
         E2bProvider.parse(fields)
     }
 
@@ -261,7 +266,11 @@ mod tests {
         ] {
             let name = field.split('[').next().expect("a name");
             let error = parse(json!({ name: value })).expect_err(field);
-            assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidConfig, Some(field)), "{value}");
+            assert_eq!(
+                (error.kind(), error.field()),
+                (ErrorKind::InvalidConfig, Some(field)),
+                "{value}"
+            );
         }
     }
 
@@ -278,7 +287,13 @@ mod tests {
             })
         );
         assert!(!format!("{config:?}").contains("e2b_secret"));
-        assert_eq!(config.pacing(), Some(Pacing { bucket: "e2b-sandbox", per_second: 1.0 }));
+        assert_eq!(
+            config.pacing(),
+            Some(Pacing {
+                bucket: "e2b-sandbox",
+                per_second: 1.0
+            })
+        );
     }
 
     #[test]

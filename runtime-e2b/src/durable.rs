@@ -43,7 +43,13 @@ const FOLLOW: &str = r#"if command -v setsid >/dev/null 2>&1 && [ -z "$F" ]; the
 tail -c +"$1" -f "$3/stdout" & tail -c +"$2" -f "$3/stderr" >&2 & wait"#;
 
 /// Runs a program to its end.
-pub(crate) async fn run(envd: Arc<Envd>, watch: Arc<Watch>, exec: Exec, options: Collect, login: bool) -> Result<Output> {
+pub(crate) async fn run(
+    envd: Arc<Envd>,
+    watch: Arc<Watch>,
+    exec: Exec,
+    options: Collect,
+    login: bool,
+) -> Result<Output> {
     let dir = format!("/tmp/vf-program-{}", random_id());
     let Collect {
         stdin,
@@ -174,7 +180,11 @@ impl Program {
 
     /// Waits for the end: by the stream, or, where it breaks, by another; the status file is the truth.
     async fn wait(&self) -> Result<ExitStatus> {
-        let begun = self.events.lock().unwrap_or_else(std::sync::PoisonError::into_inner).take();
+        let begun = self
+            .events
+            .lock()
+            .unwrap_or_else(std::sync::PoisonError::into_inner)
+            .take();
         let (mut events, mut said) = match begun {
             Some(begun) => (Some(begun.events), begun.stderr),
             None => (None, Vec::new()),
@@ -382,7 +392,9 @@ impl Program {
             if wanted.is_some_and(|wanted| read >= wanted) {
                 // More than is kept may be there; only its length matters.
                 let entry: EntryResponse = self.envd.call("stat", &filesystem::stat(&path, USER)).await?;
-                let size = entry.entry.map_or(0, |entry| u64::try_from(entry.size).unwrap_or_default());
+                let size = entry
+                    .entry
+                    .map_or(0, |entry| u64::try_from(entry.size).unwrap_or_default());
                 output.skip(which, size.saturating_sub(output.position_of(which)));
             }
         }
@@ -478,7 +490,11 @@ async fn find(envd: &Arc<Envd>, dir: &str, lost: Error) -> Result<u32> {
         }
         tokio::time::sleep(RECONNECT_DELAY * (1 << attempt)).await;
     }
-    Err(Error::new(ErrorKind::ConnectionLost, "a program was started, but its id cannot be learned").with_source(lost))
+    Err(Error::new(
+        ErrorKind::ConnectionLost,
+        "a program was started, but its id cannot be learned",
+    )
+    .with_source(lost))
 }
 
 /// A whole line with a number. What a shell has folded into it is a signal again.
@@ -597,7 +613,11 @@ mod tests {
         assert_eq!(parse_status(b"1"), None, "half of 17");
         assert_eq!(parse_status(b"17\n"), Some(ExitStatus::exited(17)));
         assert_eq!(parse_status(b"137\n"), Some(ExitStatus::signaled(9)));
-        assert_eq!(parse_status(b"Killed\n137\n"), Some(ExitStatus::signaled(9)), "shells comment");
+        assert_eq!(
+            parse_status(b"Killed\n137\n"),
+            Some(ExitStatus::signaled(9)),
+            "shells comment"
+        );
         assert_eq!(parse_status(b"x\n"), None);
     }
 

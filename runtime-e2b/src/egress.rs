@@ -121,7 +121,9 @@ pub(crate) fn restrict(allow: &[String], block: &[String], route_hosts: &[String
 }
 
 fn network(rule: &str) -> Option<IpNet> {
-    rule.parse::<IpNet>().ok().or_else(|| rule.parse::<IpAddr>().ok().map(IpNet::from))
+    rule.parse::<IpNet>()
+        .ok()
+        .or_else(|| rule.parse::<IpAddr>().ok().map(IpNet::from))
 }
 
 /// Each entry once, lower-cased, in the order of first sight.
@@ -153,8 +155,24 @@ mod tests {
     #[test]
     fn what_the_provider_cannot_enforce_is_refused_by_field() {
         for allow in [
-            "https://a.com", "a.com:443", "a.com/x", "a.com.", "a.*.com", "*a.com", "-a.com", "a-.com", "a..com", "",
-            "a_b.com", "0.0.0.0", "::", "::/0", "0.0.0.0/8", "[::1]", "é.com", "*.",
+            "https://a.com",
+            "a.com:443",
+            "a.com/x",
+            "a.com.",
+            "a.*.com",
+            "*a.com",
+            "-a.com",
+            "a-.com",
+            "a..com",
+            "",
+            "a_b.com",
+            "0.0.0.0",
+            "::",
+            "::/0",
+            "0.0.0.0/8",
+            "[::1]",
+            "é.com",
+            "*.",
         ] {
             assert_eq!(refused(&["ok.com", allow], &[]), "allow[1]", "{allow:?}");
         }
@@ -166,9 +184,22 @@ mod tests {
 
     #[test]
     fn what_the_provider_enforces_is_accepted() {
-        let allow = ["a.com", "*.a.com", "1.2.3.4", "10.1.2.3/8", "2001:db8::/32", "2001:db8::1", "localhost", "A.Com"];
+        let allow = [
+            "a.com",
+            "*.a.com",
+            "1.2.3.4",
+            "10.1.2.3/8",
+            "2001:db8::/32",
+            "2001:db8::1",
+            "localhost",
+            "A.Com",
+        ];
         validate(&list(&allow), &[]).expect("fine");
-        validate(&list(&["*"]), &list(&["1.2.3.4/32", "10.1.2.3/8", "2001:db8::1", "0.0.0.0/0"])).expect("fine");
+        validate(
+            &list(&["*"]),
+            &list(&["1.2.3.4/32", "10.1.2.3/8", "2001:db8::1", "0.0.0.0/0"]),
+        )
+        .expect("fine");
         validate(&[], &list(&["a.com"])).expect("framework only: the lists are not looked at");
         validate(&list(&["*"]), &list(&["*"])).expect("framework only");
         validate(&list(&["*", "a.com"]), &[]).expect("open");
@@ -185,13 +216,27 @@ mod tests {
                 &["h.net"],
                 json!({"allowOut": ["h.net", "a.example", "1.1.1.1"], "denyOut": ["0.0.0.0/0"]}),
             ),
-            (&["A.com", "a.com"], &[], &["a.com"], json!({"allowOut": ["a.com"], "denyOut": ["0.0.0.0/0"]})),
+            (
+                &["A.com", "a.com"],
+                &[],
+                &["a.com"],
+                json!({"allowOut": ["a.com"], "denyOut": ["0.0.0.0/0"]}),
+            ),
             (&[], &["*"], &[], json!({"allow_internet_access": false})),
-            (&[], &["*"], &["h.net"], json!({"allowOut": ["h.net"], "denyOut": ["0.0.0.0/0"]})),
+            (
+                &[],
+                &["*"],
+                &["h.net"],
+                json!({"allowOut": ["h.net"], "denyOut": ["0.0.0.0/0"]}),
+            ),
             (&["*"], &["*"], &[], json!({"allow_internet_access": false})),
         ];
         for (allow, block, routes, body) in cases {
-            assert_eq!(restrict(&list(allow), &list(block), &list(routes)).expect("fine"), body, "{allow:?} {block:?}");
+            assert_eq!(
+                restrict(&list(allow), &list(block), &list(routes)).expect("fine"),
+                body,
+                "{allow:?} {block:?}"
+            );
         }
         assert_eq!(open(), json!({"allow_internet_access": true}));
     }

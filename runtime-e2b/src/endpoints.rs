@@ -62,7 +62,13 @@ impl Endpoints {
             .transpose()?;
         let port_url = match &config.port_url {
             Some(pattern) if pattern.contains("{port}") && pattern.contains("{id}") => {
-                base_url("port_url", &pattern.replace("{port}", "1").replace("{id}", "i").replace("{domain}", "d"))?;
+                base_url(
+                    "port_url",
+                    &pattern
+                        .replace("{port}", "1")
+                        .replace("{id}", "i")
+                        .replace("{domain}", "d"),
+                )?;
                 pattern.clone()
             }
             Some(pattern) => {
@@ -145,7 +151,9 @@ fn choose(config: &Option<String>, variable: &Option<String>) -> Option<String> 
 }
 
 fn is_trusted(url: &str) -> bool {
-    let Ok(url) = reqwest::Url::parse(url) else { return false };
+    let Ok(url) = reqwest::Url::parse(url) else {
+        return false;
+    };
     let host = url.host_str().unwrap_or_default();
     let own = host == DEFAULT_DOMAIN || host.ends_with(&format!(".{DEFAULT_DOMAIN}"));
     (own && url.scheme() == "https") || is_loopback(&url)
@@ -155,7 +163,10 @@ fn is_trusted(url: &str) -> bool {
 pub(crate) fn is_loopback(url: &reqwest::Url) -> bool {
     let host = url.host_str().unwrap_or_default();
     let host = host.trim_start_matches('[').trim_end_matches(']');
-    host == "localhost" || host.parse::<std::net::IpAddr>().is_ok_and(|address| address.is_loopback())
+    host == "localhost"
+        || host
+            .parse::<std::net::IpAddr>()
+            .is_ok_and(|address| address.is_loopback())
 }
 
 /// A base URL without its trailing slash.
@@ -224,8 +235,16 @@ mod tests {
             let error = Endpoints::of_orphan(&orphan(url), &variables()).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::Unauthorized);
         }
-        for url in ["https://api.e2b.app", "http://127.0.0.1:9", "http://[::1]:9", "https://api.foo.test:8443"] {
-            assert_eq!(Endpoints::of_orphan(&orphan(url), &variables()).expect(url).api_url, url);
+        for url in [
+            "https://api.e2b.app",
+            "http://127.0.0.1:9",
+            "http://[::1]:9",
+            "https://api.foo.test:8443",
+        ] {
+            assert_eq!(
+                Endpoints::of_orphan(&orphan(url), &variables()).expect(url).api_url,
+                url
+            );
         }
     }
 }

@@ -131,7 +131,8 @@ impl Envd {
 
     /// A call that may be repeated, within the usual time.
     pub(crate) async fn call<R: Message + Default>(&self, operation: &'static str, request: &Request) -> Result<R> {
-        self.unary(operation, Idempotency::Safe, request, Some(CALL_TIMEOUT)).await
+        self.unary(operation, Idempotency::Safe, request, Some(CALL_TIMEOUT))
+            .await
     }
 
     /// Opens a stream of events.
@@ -187,10 +188,17 @@ impl Envd {
 
     /// Kills the program whose start was given up before its id was known, if it was started: by a word in its arguments.
     pub(crate) async fn kill_by_word(&self, word: &str) -> Result<()> {
-        let request = rpc::unary("process.Process/List", &process::Empty {}, rpc::Auth::None, Some(UNARY_TIMEOUT));
+        let request = rpc::unary(
+            "process.Process/List",
+            &process::Empty {},
+            rpc::Auth::None,
+            Some(UNARY_TIMEOUT),
+        );
         let listed: process::ListResponse = self.call("list processes", &request).await?;
         let has_word = |info: &process::ProcessInfo| {
-            info.config.as_ref().is_some_and(|config| config.args.iter().any(|arg| arg == word))
+            info.config
+                .as_ref()
+                .is_some_and(|config| config.args.iter().any(|arg| arg == word))
         };
         for found in listed.processes.iter().filter(|info| has_word(info)) {
             crate::process::kill_group(self, found.pid).await?;
@@ -227,7 +235,11 @@ impl Envd {
             .run("script", Idempotency::Safe, |_| async {
                 // Harmless to run again, so a lost start is as good as none.
                 let mut events = self.start(message).await.map_err(again)?;
-                let mut said = Said { code: -1, stdout: Vec::new(), stderr: Vec::new() };
+                let mut said = Said {
+                    code: -1,
+                    stdout: Vec::new(),
+                    stderr: Vec::new(),
+                };
                 let mut ended = false;
                 while let Some(event) = events.next().await.map_err(again)? {
                     match event {
@@ -247,7 +259,11 @@ impl Envd {
                         Event::Start(_) | Event::Keepalive(_) => {}
                     }
                 }
-                if ended { Ok(said) } else { Err(again(error::cut_short())) }
+                if ended {
+                    Ok(said)
+                } else {
+                    Err(again(error::cut_short()))
+                }
             })
             .await;
         match said {
@@ -257,7 +273,12 @@ impl Envd {
     }
 
     /// A download, or a part of it. `None` for a part that begins behind the end.
-    pub(crate) async fn download(&self, path: &str, offset: u64, limit: Option<u64>) -> Result<Option<reqwest::Response>> {
+    pub(crate) async fn download(
+        &self,
+        path: &str,
+        offset: u64,
+        limit: Option<u64>,
+    ) -> Result<Option<reqwest::Response>> {
         let request = files::download(path, USER, offset, limit);
         let opened = self
             .retrier
@@ -311,7 +332,12 @@ impl Envd {
     }
 
     async fn upload_once(&self, request: &Request, body: reqwest::Body) -> Result<(), Failure> {
-        let response = self.builder(request)?.body(body).send().await.map_err(error::transport)?;
+        let response = self
+            .builder(request)?
+            .body(body)
+            .send()
+            .await
+            .map_err(error::transport)?;
         let status = response.status().as_u16();
         let body = response.bytes().await.map_err(error::transport)?;
         if status == 200 {
@@ -326,7 +352,11 @@ impl Envd {
     /// [`SandboxGone`](ErrorKind::SandboxGone), or that nobody answered.
     pub(crate) async fn probe(&self) -> Result<()> {
         let builder = self.builder(&files::health())?.timeout(PROBE_TIMEOUT);
-        let response = builder.send().await.map_err(error::transport).map_err(error::into_error)?;
+        let response = builder
+            .send()
+            .await
+            .map_err(error::transport)
+            .map_err(error::into_error)?;
         let status = response.status().as_u16();
         if (200..300).contains(&status) {
             return Ok(());
@@ -394,8 +424,8 @@ impl Events {
                         Err(why) => Err(error::unreadable("the end of the stream", why)),
                     };
                 }
-                let message = StartResponse::decode(frame.payload)
-                    .map_err(|error| error::unreadable("an event", error))?;
+                let message =
+                    StartResponse::decode(frame.payload).map_err(|error| error::unreadable("an event", error))?;
                 if let Some(event) = message.into_event() {
                     return Ok(Some(event));
                 }

@@ -43,13 +43,17 @@ pub(crate) fn control_plane(subject: Subject, status: u16, headers: &HeaderMap, 
     };
     let mut error = Error::new(kind, message).with_boundary(runtime_core::Boundary::Sandbox);
     if matches!(status, 429 | 503) {
-        let asked = headers.get(http::header::RETRY_AFTER).and_then(|value| value.to_str().ok());
+        let asked = headers
+            .get(http::header::RETRY_AFTER)
+            .and_then(|value| value.to_str().ok());
         if let Some(delay) = asked.and_then(|value| parse_retry_after(value, SystemTime::now())) {
             error = error.with_retry_after(delay);
         }
     }
     // The provider knows better than the status.
-    let should_retry = headers.get("should-retry").map(|value| value.as_bytes().to_ascii_lowercase());
+    let should_retry = headers
+        .get("should-retry")
+        .map(|value| value.as_bytes().to_ascii_lowercase());
     match should_retry.as_deref() {
         Some(b"true") => error = error.with_retry(Retry::Temporary),
         Some(b"false") => error = error.with_retry(Retry::Permanent),
@@ -61,7 +65,8 @@ pub(crate) fn control_plane(subject: Subject, status: u16, headers: &HeaderMap, 
 }
 
 fn has_integer_code(body: &[u8]) -> bool {
-    serde_json::from_slice::<serde_json::Value>(body).is_ok_and(|body| body.get("code").is_some_and(|code| code.is_i64()))
+    serde_json::from_slice::<serde_json::Value>(body)
+        .is_ok_and(|body| body.get("code").is_some_and(|code| code.is_i64()))
 }
 
 /// The `message` of a JSON body, else its text.
@@ -126,7 +131,10 @@ pub(crate) fn files(status: u16, body: &[u8]) -> Error {
     let text = value
         .as_ref()
         .and_then(|value| value.get("message")?.as_str())
-        .map_or_else(|| tail(body, SHOWN).into_owned(), |text| tail(text.as_bytes(), SHOWN).into_owned());
+        .map_or_else(
+            || tail(body, SHOWN).into_owned(),
+            |text| tail(text.as_bytes(), SHOWN).into_owned(),
+        );
     let lower = text.to_ascii_lowercase();
     let kind = match status {
         400 if lower.contains("directory") => ErrorKind::WrongFileType,
@@ -183,7 +191,10 @@ pub(crate) fn cut_short() -> Error {
 
 /// A stream that said nothing for far longer than it promised to.
 pub(crate) fn silent() -> Error {
-    Error::new(ErrorKind::ConnectionLost, "the stream has fallen silent: the path to the sandbox is dead")
+    Error::new(
+        ErrorKind::ConnectionLost,
+        "the stream has fallen silent: the path to the sandbox is dead",
+    )
 }
 
 /// A stream that cannot be read on.
@@ -208,23 +219,63 @@ mod tests {
     use std::time::Duration;
 
     fn control(status: u16, body: &str) -> Error {
-        into_error(control_plane(Subject::Sandbox, status, &HeaderMap::new(), body.as_bytes()))
+        into_error(control_plane(
+            Subject::Sandbox,
+            status,
+            &HeaderMap::new(),
+            body.as_bytes(),
+        ))
     }
 
     #[test]
     fn every_status_of_the_control_plane_has_a_kind() {
         for (status, body, kind, retry) in [
-            (400, r#"{"code":400,"message":"bad template"}"#, ErrorKind::InvalidArgument, Retry::Permanent),
-            (400, r#"{"code":400,"message":"Timeout cannot be greater than 1 hours"}"#, ErrorKind::QuotaExceeded, Retry::Permanent),
-            (401, r#"{"code":401,"message":"bad key"}"#, ErrorKind::Unauthorized, Retry::Permanent),
-            (403, r#"{"code":403,"message":"blocked"}"#, ErrorKind::PermissionDenied, Retry::Permanent),
-            (404, r#"{"code":404,"message":"no"}"#, ErrorKind::SandboxGone, Retry::Permanent),
+            (
+                400,
+                r#"{"code":400,"message":"bad template"}"#,
+                ErrorKind::InvalidArgument,
+                Retry::Permanent,
+            ),
+            (
+                400,
+                r#"{"code":400,"message":"Timeout cannot be greater than 1 hours"}"#,
+                ErrorKind::QuotaExceeded,
+                Retry::Permanent,
+            ),
+            (
+                401,
+                r#"{"code":401,"message":"bad key"}"#,
+                ErrorKind::Unauthorized,
+                Retry::Permanent,
+            ),
+            (
+                403,
+                r#"{"code":403,"message":"blocked"}"#,
+                ErrorKind::PermissionDenied,
+                Retry::Permanent,
+            ),
+            (
+                404,
+                r#"{"code":404,"message":"no"}"#,
+                ErrorKind::SandboxGone,
+                Retry::Permanent,
+            ),
             (409, "{}", ErrorKind::AlreadyExists, Retry::Permanent),
             (422, "{}", ErrorKind::InvalidArgument, Retry::Permanent),
             (429, "slow down", ErrorKind::RateLimited, Retry::Temporary),
             (500, "<html>", ErrorKind::Unavailable, Retry::Temporary),
-            (503, r#"{"code":503,"message":"no capacity"}"#, ErrorKind::Unavailable, Retry::Temporary),
-            (504, "upstream request timeout", ErrorKind::Unavailable, Retry::Temporary),
+            (
+                503,
+                r#"{"code":503,"message":"no capacity"}"#,
+                ErrorKind::Unavailable,
+                Retry::Temporary,
+            ),
+            (
+                504,
+                "upstream request timeout",
+                ErrorKind::Unavailable,
+                Retry::Temporary,
+            ),
             (302, "", ErrorKind::Protocol, Retry::Permanent),
         ] {
             let error = control(status, body);
@@ -260,11 +311,20 @@ mod tests {
 
     #[test]
     fn a_box_that_is_gone_is_told_from_a_closed_port() {
-        let gone = rpc(&parse_error(502, br#"{"sandboxId":"i1","message":"The sandbox was not found","code":502}"#));
+        let gone = rpc(&parse_error(
+            502,
+            br#"{"sandboxId":"i1","message":"The sandbox was not found","code":502}"#,
+        ));
         assert_eq!(gone.kind(), ErrorKind::SandboxGone);
-        let closed = rpc(&parse_error(502, br#"{"sandboxId":"i1","message":"port is not open","port":1,"code":502}"#));
+        let closed = rpc(&parse_error(
+            502,
+            br#"{"sandboxId":"i1","message":"port is not open","port":1,"code":502}"#,
+        ));
         assert_eq!((closed.kind(), closed.is_retryable()), (ErrorKind::Unavailable, true));
-        assert_eq!(files(502, br#"{"message":"The sandbox was not found","code":502}"#).kind(), ErrorKind::SandboxGone);
+        assert_eq!(
+            files(502, br#"{"message":"The sandbox was not found","code":502}"#).kind(),
+            ErrorKind::SandboxGone
+        );
     }
 
     #[test]
@@ -290,14 +350,26 @@ mod tests {
     #[test]
     fn every_status_of_the_file_endpoint_has_a_kind() {
         for (status, body, kind) in [
-            (400, r#"{"code":400,"message":"path '/' is a directory"}"#, ErrorKind::WrongFileType),
+            (
+                400,
+                r#"{"code":400,"message":"path '/' is a directory"}"#,
+                ErrorKind::WrongFileType,
+            ),
             (400, "{}", ErrorKind::InvalidArgument),
             (401, "{}", ErrorKind::Unauthorized),
             (404, "{}", ErrorKind::NotFound),
-            (500, r#"{"message":"open /a/b: not a directory"}"#, ErrorKind::WrongFileType),
+            (
+                500,
+                r#"{"message":"open /a/b: not a directory"}"#,
+                ErrorKind::WrongFileType,
+            ),
             (500, "{}", ErrorKind::Other),
             (503, "", ErrorKind::Unavailable),
-            (507, r#"{"code":507,"message":"no space"}"#, ErrorKind::ResourceExhausted),
+            (
+                507,
+                r#"{"code":507,"message":"no space"}"#,
+                ErrorKind::ResourceExhausted,
+            ),
         ] {
             assert_eq!(files(status, body.as_bytes()).kind(), kind, "{status} {body}");
         }

@@ -49,7 +49,9 @@ mv -f -- "$t" "$d" || fail 23 "it cannot be replaced"
 /// Facts about a path, as envd has them.
 async fn entry(envd: &Envd, path: &str) -> Result<EntryInfo> {
     let answer: EntryResponse = envd.call("stat", &wire::stat(path, USER)).await?;
-    answer.entry.ok_or_else(|| error::unreadable("the facts about a path", "there are none"))
+    answer
+        .entry
+        .ok_or_else(|| error::unreadable("the facts about a path", "there are none"))
 }
 
 fn metadata(entry: &EntryInfo) -> Metadata {
@@ -188,7 +190,10 @@ impl Download {
         if asked_for_part && response.status() != reqwest::StatusCode::PARTIAL_CONTENT && self.offset > 0 {
             // The whole file instead of its rest: envd does that for an empty one.
             if response.content_length() != Some(0) {
-                return Err(error::unreadable("the file", "a part was asked for and the whole was sent"));
+                return Err(error::unreadable(
+                    "the file",
+                    "a part was asked for and the whole was sent",
+                ));
             }
             self.state = State::Done;
             return Ok(());
@@ -230,7 +235,9 @@ impl AsyncRead for Download {
                 }
                 State::Reading { body, chunk, promised } => {
                     if !chunk.is_empty() {
-                        let wanted = this.left.map_or(usize::MAX, |left| usize::try_from(left).unwrap_or(usize::MAX));
+                        let wanted = this
+                            .left
+                            .map_or(usize::MAX, |left| usize::try_from(left).unwrap_or(usize::MAX));
                         let count = chunk.len().min(buf.remaining()).min(wanted);
                         buf.put_slice(&chunk[..count]);
                         chunk.advance(count);
@@ -370,7 +377,10 @@ pub(crate) async fn write(envd: &Arc<Envd>, path: &Path, content: Content, optio
     }
     match source(envd, text).await {
         Ok(Source::Special) => {
-            return Err(Error::new(ErrorKind::WrongFileType, format!("{text} is no regular file")));
+            return Err(Error::new(
+                ErrorKind::WrongFileType,
+                format!("{text} is no regular file"),
+            ));
         }
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => {}
@@ -386,7 +396,10 @@ pub(crate) async fn write(envd: &Arc<Envd>, path: &Path, content: Content, optio
     }
     Err(Error::new(
         ErrorKind::Io,
-        format!("the mode of {text} cannot be set: {}", String::from_utf8_lossy(&said.stderr).trim()),
+        format!(
+            "the mode of {text} cannot be set: {}",
+            String::from_utf8_lossy(&said.stderr).trim()
+        ),
     ))
 }
 
@@ -436,7 +449,10 @@ pub(crate) async fn remove(envd: &Envd, path: &Path, recursive: bool) -> Result<
             0 => Ok(()),
             _ => Err(Error::new(
                 ErrorKind::Io,
-                format!("{text} cannot be removed: {}", String::from_utf8_lossy(&said.stderr).trim()),
+                format!(
+                    "{text} cannot be removed: {}",
+                    String::from_utf8_lossy(&said.stderr).trim()
+                ),
             )),
         };
     }
@@ -494,7 +510,10 @@ pub(crate) fn output_stream(mut process: Process) -> Result<ByteStream> {
         let said = said.await.unwrap_or_default();
         Err(Error::new(
             ErrorKind::Io,
-            format!("the directory cannot be packed: {}", String::from_utf8_lossy(&said).trim()),
+            format!(
+                "the directory cannot be packed: {}",
+                String::from_utf8_lossy(&said).trim()
+            ),
         ))
     };
     Ok(ByteStream::new(Packed {

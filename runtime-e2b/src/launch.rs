@@ -236,7 +236,9 @@ impl Beginning {
         if self.verdict.is_some() {
             return;
         }
-        let Some(at) = find(&self.stderr, &self.word) else { return };
+        let Some(at) = find(&self.stderr, &self.word) else {
+            return;
+        };
         let said = at + self.word.len();
         let verdict = match self.stderr.get(said..said + 2) {
             Some(b"+\n") => Verdict::Runs,
@@ -252,7 +254,8 @@ impl Beginning {
     /// The verdict, once everything before the program is past.
     pub(crate) fn verdict(&self) -> Option<Verdict> {
         // A program that is not run prints nothing, so nobody needs to wait for its output to begin.
-        self.verdict.filter(|verdict| *verdict != Verdict::Runs || self.stdout_begun)
+        self.verdict
+            .filter(|verdict| *verdict != Verdict::Runs || self.stdout_begun)
     }
 
     /// Whether the noise has grown beyond what is looked through.
@@ -267,7 +270,11 @@ impl Beginning {
 
     /// All that was printed, for the error when nothing began.
     pub(crate) fn noise(&self) -> Vec<u8> {
-        let mut noise = if self.wants_stdout { self.stdout.clone() } else { Vec::new() };
+        let mut noise = if self.wants_stdout {
+            self.stdout.clone()
+        } else {
+            Vec::new()
+        };
         noise.extend_from_slice(&self.stderr);
         noise
     }
@@ -279,7 +286,11 @@ fn find(haystack: &[u8], needle: &[u8]) -> Option<usize> {
 
 /// The error for a verdict that is none to go on with.
 pub(crate) fn refused(verdict: Verdict, exec: &Exec) -> Option<Error> {
-    let program = exec.argv.first().map(|program| program.to_string_lossy().into_owned()).unwrap_or_default();
+    let program = exec
+        .argv
+        .first()
+        .map(|program| program.to_string_lossy().into_owned())
+        .unwrap_or_default();
     match verdict {
         Verdict::Runs => None,
         Verdict::NotFound => Some(Error::new(
@@ -349,7 +360,10 @@ mod tests {
         }
         let script = "printf '\\377\\000x'; printf 'e\\376' >&2; exit 7";
         let (_, stdout, stderr, code) = launched(&["sh", "-c", script], false);
-        assert_eq!((stdout, stderr, code), (b"\xff\0x".to_vec(), b"e\xfe".to_vec(), Some(7)));
+        assert_eq!(
+            (stdout, stderr, code),
+            (b"\xff\0x".to_vec(), b"e\xfe".to_vec(), Some(7))
+        );
     }
 
     #[test]
@@ -381,7 +395,10 @@ mod tests {
         let input = parent.path().join("in");
         std::fs::write(&input, "fed").expect("written");
         let argv = exec(&["sh", "-c", "cat; echo err >&2; exit 5"]);
-        let mode = Mode::Durable { dir, stdin: input.to_str() };
+        let mode = Mode::Durable {
+            dir,
+            stdin: input.to_str(),
+        };
         let launch = Launch::new(&argv, mode, false).expect("text");
         let output = run(&launch);
         let mut beginning = Beginning::of(&launch);
@@ -389,7 +406,10 @@ mod tests {
         assert_eq!(beginning.verdict(), Some(Verdict::Runs));
         assert_eq!(beginning.into_rest().1, b"5\n");
         let read = |name: &str| std::fs::read_to_string(format!("{dir}/{name}")).expect(name);
-        assert_eq!((read("stdout"), read("stderr"), read("status")), ("fed".into(), "err\n".into(), "5\n".into()));
+        assert_eq!(
+            (read("stdout"), read("stderr"), read("status")),
+            ("fed".into(), "err\n".into(), "5\n".into())
+        );
         let again = run(&launch);
         let mut beginning = Beginning::of(&launch);
         beginning.stderr(&again.stderr);

@@ -47,7 +47,8 @@ const MAX_LOOK: Duration = Duration::from_secs(15);
 const LET_GO: Duration = Duration::from_secs(10);
 
 /// Signals a group by its leader, or the leader alone where it could not be made one.
-const SIGNAL_GROUP: &str = r#"kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" -- "$2" 2>/dev/null || [ ! -d "/proc/$2" ]"#;
+const SIGNAL_GROUP: &str =
+    r#"kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" -- "$2" 2>/dev/null || [ ! -d "/proc/$2" ]"#;
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -59,13 +60,19 @@ pub(crate) fn exit_status(end: &EndEvent) -> Result<ExitStatus> {
         let name = name.trim_end_matches(" (core dumped)");
         return match signal_number(name) {
             Some(number) => Ok(ExitStatus::signaled(number)),
-            None => Err(error::unreadable("the end of the program", format_args!("unknown signal {name:?}"))),
+            None => Err(error::unreadable(
+                "the end of the program",
+                format_args!("unknown signal {name:?}"),
+            )),
         };
     }
     if end.exited || end.status.starts_with("exit status ") {
         return Ok(ExitStatus::exited(end.exit_code));
     }
-    Err(error::unreadable("the end of the program", format_args!("it says {:?}", end.status)))
+    Err(error::unreadable(
+        "the end of the program",
+        format_args!("it says {:?}", end.status),
+    ))
 }
 
 /// Signals by the names that envd's language gives them.
@@ -104,7 +111,10 @@ const SIGNALS: [(&str, i32); 31] = [
 ];
 
 fn signal_number(name: &str) -> Option<i32> {
-    let known = SIGNALS.iter().find(|(known, _)| *known == name).map(|(_, number)| *number);
+    let known = SIGNALS
+        .iter()
+        .find(|(known, _)| *known == name)
+        .map(|(_, number)| *number);
     known.or_else(|| name.strip_prefix("signal ")?.parse().ok())
 }
 
@@ -127,7 +137,10 @@ pub(crate) async fn signal_group(envd: &Envd, pid: u32, signal: Signal) -> Resul
     }
     Err(Error::new(
         ErrorKind::Other,
-        format!("the process group {pid} could not be signalled (exit code {})", said.code),
+        format!(
+            "the process group {pid} could not be signalled (exit code {})",
+            said.code
+        ),
     ))
 }
 
@@ -225,7 +238,10 @@ async fn read_beginning(events: &mut Events, launch: &Launch, exec: &Exec) -> Re
             }
         }
         if beginning.is_hopeless() {
-            return Err(error::unreadable("the start of the program", "too much noise comes before it"));
+            return Err(error::unreadable(
+                "the start of the program",
+                "too much noise comes before it",
+            ));
         }
     }
 }
@@ -406,7 +422,12 @@ impl ProcessControl for Control {
             Ok(status) => status.clone(),
             Err(_) => None,
         };
-        status.unwrap_or_else(|| Err(Error::new(ErrorKind::Cancelled, "the executor of the process went away")))
+        status.unwrap_or_else(|| {
+            Err(Error::new(
+                ErrorKind::Cancelled,
+                "the executor of the process went away",
+            ))
+        })
     }
 
     fn try_wait(&self) -> Result<Option<ExitStatus>> {
@@ -462,7 +483,9 @@ pub(crate) async fn spawn(envd: Arc<Envd>, watch: Arc<Watch>, exec: Exec, login_
     });
     match started.await {
         Ok(process) => process,
-        Err(error) => Err(Error::new(ErrorKind::Cancelled, "the start of the program was cut short").with_source(error)),
+        Err(error) => {
+            Err(Error::new(ErrorKind::Cancelled, "the start of the program was cut short").with_source(error))
+        }
     }
 }
 
@@ -632,11 +655,18 @@ fn feed(envd: Arc<Envd>, pid: u32, mut ended: watch::Receiver<Ended>) -> Process
                 }
                 let request = wire::send_input(pid, piece.freeze());
                 // No time limit: a program that does not read holds the call.
-                let sent: Result<Empty> = envd.unary("write stdin", Idempotency::OnlyIfUnsent, &request, None).await;
+                let sent: Result<Empty> = envd
+                    .unary("write stdin", Idempotency::OnlyIfUnsent, &request, None)
+                    .await;
                 sent.map_err(io::Error::other)?;
             }
             let closed: Result<Empty> = envd
-                .unary("close stdin", Idempotency::Safe, &wire::close_stdin(pid), Some(call_timeout()))
+                .unary(
+                    "close stdin",
+                    Idempotency::Safe,
+                    &wire::close_stdin(pid),
+                    Some(call_timeout()),
+                )
                 .await;
             closed.map_err(io::Error::other)?;
             Ok::<(), io::Error>(())
@@ -708,21 +738,45 @@ mod tests {
 
     #[test]
     fn an_end_is_a_code_or_a_signal_and_never_made_up() {
-        assert_eq!(exit_status(&end(0, true, "exit status 0")).expect("ended"), ExitStatus::exited(0));
-        assert_eq!(exit_status(&end(137, true, "exit status 137")).expect("ended"), ExitStatus::exited(137));
-        assert_eq!(exit_status(&end(-1, false, "signal: killed")).expect("ended"), ExitStatus::signaled(9));
+        assert_eq!(
+            exit_status(&end(0, true, "exit status 0")).expect("ended"),
+            ExitStatus::exited(0)
+        );
+        assert_eq!(
+            exit_status(&end(137, true, "exit status 137")).expect("ended"),
+            ExitStatus::exited(137)
+        );
+        assert_eq!(
+            exit_status(&end(-1, false, "signal: killed")).expect("ended"),
+            ExitStatus::signaled(9)
+        );
         let dumped = end(-1, false, "signal: segmentation fault (core dumped)");
         assert_eq!(exit_status(&dumped).expect("ended"), ExitStatus::signaled(11));
-        assert_eq!(exit_status(&end(-1, false, "signal: signal 34")).expect("ended"), ExitStatus::signaled(34));
-        assert_eq!(exit_status(&end(0, false, "")).expect_err("says nothing").kind(), ErrorKind::Protocol);
-        assert_eq!(exit_status(&end(-1, false, "signal: odd")).expect_err("unknown").kind(), ErrorKind::Protocol);
+        assert_eq!(
+            exit_status(&end(-1, false, "signal: signal 34")).expect("ended"),
+            ExitStatus::signaled(34)
+        );
+        assert_eq!(
+            exit_status(&end(0, false, "")).expect_err("says nothing").kind(),
+            ErrorKind::Protocol
+        );
+        assert_eq!(
+            exit_status(&end(-1, false, "signal: odd")).expect_err("unknown").kind(),
+            ErrorKind::Protocol
+        );
     }
 
     #[tokio::test]
     async fn a_full_pipe_holds_unless_the_other_reader_waits() {
         let pipes = Arc::new(Mutex::new(Pipes::default()));
-        let mut stdout = Reader { pipes: pipes.clone(), which: Which::Stdout };
-        let stderr = Reader { pipes: pipes.clone(), which: Which::Stderr };
+        let mut stdout = Reader {
+            pipes: pipes.clone(),
+            which: Which::Stdout,
+        };
+        let stderr = Reader {
+            pipes: pipes.clone(),
+            which: Which::Stderr,
+        };
         lock(&pipes).stderr.push(Bytes::from(vec![0; HOLD]));
         assert!(!lock(&pipes).may_fill());
         let mut byte = [0];
@@ -741,9 +795,14 @@ mod tests {
     #[tokio::test]
     async fn a_failure_is_told_once_on_each_pipe() {
         let pipes = Arc::new(Mutex::new(Pipes::default()));
-        let mut stdout = Reader { pipes: pipes.clone(), which: Which::Stdout };
+        let mut stdout = Reader {
+            pipes: pipes.clone(),
+            which: Which::Stdout,
+        };
         lock(&pipes).stdout.push(Bytes::from_static(b"ab"));
-        lock(&pipes).stdout.close(Some(Error::new(ErrorKind::SandboxGone, "gone")));
+        lock(&pipes)
+            .stdout
+            .close(Some(Error::new(ErrorKind::SandboxGone, "gone")));
         let mut read = Vec::new();
         let error = stdout.read_to_end(&mut read).await.expect_err("told");
         assert_eq!(runtime_core::stream_error("x", error).kind(), ErrorKind::SandboxGone);

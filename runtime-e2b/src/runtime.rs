@@ -10,8 +10,8 @@ use async_trait::async_trait;
 use runtime_core::names::random_id;
 use runtime_core::network::{Policy, Routes};
 use runtime_core::{
-    BoxSpec, ByteStream, Capabilities, Collect, Content, DirEntry, Env, Error, ErrorKind, Exec, Metadata, Orphan, Output,
-    Process, Result, Retry, Runtime, StdinMode, WriteOptions,
+    BoxSpec, ByteStream, Capabilities, Collect, Content, DirEntry, Env, Error, ErrorKind, Exec, Metadata, Orphan,
+    Output, Process, Result, Retry, Runtime, StdinMode, WriteOptions,
 };
 use serde_json::{Map, Value};
 use tokio::sync::watch;
@@ -225,13 +225,21 @@ impl E2bRuntime {
 
 /// The handles on a box from what the create or connect said.
 fn live(endpoints: &Endpoints, created: &Created) -> Result<Live> {
-    let is_id = !created.sandbox_id.is_empty() && created.sandbox_id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-');
+    let is_id = !created.sandbox_id.is_empty()
+        && created
+            .sandbox_id
+            .bytes()
+            .all(|b| b.is_ascii_alphanumeric() || b == b'-');
     if !is_id {
         return Err(error::unreadable("the created sandbox", "its id is none"));
     }
     let domain = created.domain.clone().filter(|domain| !domain.is_empty());
     let base = endpoints.envd_url(&created.sandbox_id, domain.as_deref());
-    let envd = Arc::new(Envd::new(base, created.sandbox_id.clone(), created.envd_access_token.clone())?);
+    let envd = Arc::new(Envd::new(
+        base,
+        created.sandbox_id.clone(),
+        created.envd_access_token.clone(),
+    )?);
     Ok(Live {
         id: created.sandbox_id.clone(),
         domain,
@@ -340,7 +348,9 @@ impl Runtime for E2bRuntime {
                 let settled = creation.wait_for(|creation| !matches!(creation, Creation::Sent)).await;
                 settled.map_or(Creation::Unknown, |state| state.clone())
             };
-            let state = tokio::time::timeout(CREATE_GRACE, settled).await.unwrap_or(Creation::Unknown);
+            let state = tokio::time::timeout(CREATE_GRACE, settled)
+                .await
+                .unwrap_or(Creation::Unknown);
             let id = lock(&self.id).clone();
             match (state, id) {
                 (Creation::Made(Live { id, .. }), _) | (_, Some(id)) => {

@@ -112,7 +112,10 @@ impl Template {
             Ok(result) => result,
             Err(_) => Err(Error::new(
                 ErrorKind::Timeout,
-                format!("template {} was not built within {BUILD_TIMEOUT:?}; the build goes on", self.name),
+                format!(
+                    "template {} was not built within {BUILD_TIMEOUT:?}; the build goes on",
+                    self.name
+                ),
             )),
         }
     }
@@ -145,7 +148,10 @@ impl Template {
                     };
                     return Err(Error::new(
                         ErrorKind::Other,
-                        format!("template {} of image {} was not built: {reason}{log}", self.name, self.image),
+                        format!(
+                            "template {} of image {} was not built: {reason}{log}",
+                            self.name, self.image
+                        ),
                     ));
                 }
                 BuildState::Waiting | BuildState::Building | BuildState::Unknown => {}
@@ -175,7 +181,12 @@ fn cpu_count(cpu: f64) -> Result<u32> {
 }
 
 fn memory_mb(memory: f64) -> Result<u32> {
-    let refuse = |why: &str| Err(Error::invalid_config("memory", format!("E2B boxes {why}, not {memory} GB")));
+    let refuse = |why: &str| {
+        Err(Error::invalid_config(
+            "memory",
+            format!("E2B boxes {why}, not {memory} GB"),
+        ))
+    };
     if !(0.125..=4096.0).contains(&memory) {
         return refuse("have at least 0.125 GB");
     }
@@ -259,7 +270,13 @@ mod tests {
 
     #[test]
     fn resources_become_what_the_provider_counts_in() {
-        let template = |cpu, memory| Template::of(&E2bConfig { cpu, memory, ..E2bConfig::default() });
+        let template = |cpu, memory| {
+            Template::of(&E2bConfig {
+                cpu,
+                memory,
+                ..E2bConfig::default()
+            })
+        };
         for (cpu, memory, wanted) in [(1.0, 1.0, (1, 1024)), (4.0, 0.5, (4, 512)), (2.0, 0.125, (2, 128))] {
             let template = template(cpu, memory).expect("fine");
             assert_eq!((template.cpu_count, template.memory_mb), wanted);
@@ -268,7 +285,11 @@ mod tests {
             assert_eq!(template(cpu, 1.0).expect_err("refused").field(), Some("cpu"), "{cpu}");
         }
         for memory in [0.0, 0.1, 0.126, 0.3, f64::NAN] {
-            assert_eq!(template(2.0, memory).expect_err("refused").field(), Some("memory"), "{memory}");
+            assert_eq!(
+                template(2.0, memory).expect_err("refused").field(),
+                Some("memory"),
+                "{memory}"
+            );
         }
     }
 }

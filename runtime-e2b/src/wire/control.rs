@@ -107,7 +107,9 @@ pub fn create(generation: Generation, message: &CreateRequest, idempotency_key: 
         Generation::V1 => "/sandboxes",
         Generation::V2 => "/v2/sandboxes",
     };
-    Request::new(Method::POST, path).json(message).header(IDEMPOTENCY_KEY, idempotency_key)
+    Request::new(Method::POST, path)
+        .json(message)
+        .header(IDEMPOTENCY_KEY, idempotency_key)
 }
 
 /// Connect to a box, which resumes a paused one and makes it live at least `timeout` seconds from now.
@@ -168,7 +170,9 @@ mod tests {
         let message = CreateRequest {
             template_id: "vf-abc".into(),
             timeout: Some(86_400),
-            metadata: [("name", "n1"), ("runtime", "verifiers")].map(|(k, v)| (k.to_owned(), v.to_owned())).into(),
+            metadata: [("name", "n1"), ("runtime", "verifiers")]
+                .map(|(k, v)| (k.to_owned(), v.to_owned()))
+                .into(),
             env_vars: BTreeMap::new(),
             secure: None,
             allow_internet_access: None,

@@ -131,11 +131,23 @@ mod tests {
     #[test]
     fn frames_are_found_wherever_the_chunks_are_cut() {
         let wanted = [
-            Frame { flags: 0, payload: Bytes::from_static(b"hello") },
-            Frame { flags: 0, payload: Bytes::new() },
-            Frame { flags: 2, payload: Bytes::from_static(b"{}") },
+            Frame {
+                flags: 0,
+                payload: Bytes::from_static(b"hello"),
+            },
+            Frame {
+                flags: 0,
+                payload: Bytes::new(),
+            },
+            Frame {
+                flags: 2,
+                payload: Bytes::from_static(b"{}"),
+            },
         ];
-        let stream: Vec<u8> = wanted.iter().flat_map(|frame| encode(frame.flags, &frame.payload)).collect();
+        let stream: Vec<u8> = wanted
+            .iter()
+            .flat_map(|frame| encode(frame.flags, &frame.payload))
+            .collect();
         for size in 1..=stream.len() {
             let mut decoder = Decoder::default();
             let mut found = Vec::new();

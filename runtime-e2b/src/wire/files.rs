@@ -39,13 +39,23 @@ mod tests {
     #[test]
     fn a_bounded_read_asks_for_no_more_than_it_may_have() {
         let range = |request: Request| {
-            request.headers.into_iter().find(|(name, _)| name == http::header::RANGE).map(|(_, value)| value)
+            request
+                .headers
+                .into_iter()
+                .find(|(name, _)| name == http::header::RANGE)
+                .map(|(_, value)| value)
         };
         assert_eq!(range(download("/a b", "root", 0, None)), None);
         assert_eq!(range(download("/a", "root", 0, Some(10))), Some("bytes=0-9".into()));
         assert_eq!(range(download("/a", "root", 5, Some(10))), Some("bytes=5-14".into()));
         assert_eq!(range(download("/a", "root", 5, None)), Some("bytes=5-".into()));
-        assert_eq!(range(download("/a", "root", 1, Some(u64::MAX))), Some(format!("bytes=1-{}", u64::MAX - 1)));
-        assert_eq!(download("/a b", "root", 0, None).path, "/files?username=root&path=%2Fa%20b");
+        assert_eq!(
+            range(download("/a", "root", 1, Some(u64::MAX))),
+            Some(format!("bytes=1-{}", u64::MAX - 1))
+        );
+        assert_eq!(
+            download("/a b", "root", 0, None).path,
+            "/files?username=root&path=%2Fa%20b"
+        );
     }
 }

@@ -188,7 +188,12 @@ pub fn list_dir(path: &str, user: &str) -> Request {
 }
 
 fn call(method: &str, message: &impl Message, user: &str) -> Request {
-    rpc::unary(&format!("filesystem.Filesystem/{method}"), message, Auth::User(user), Some(UNARY_TIMEOUT))
+    rpc::unary(
+        &format!("filesystem.Filesystem/{method}"),
+        message,
+        Auth::User(user),
+        Some(UNARY_TIMEOUT),
+    )
 }
 
 #[cfg(test)]
@@ -223,7 +228,13 @@ mod tests {
         let request = make_dir("/app", "root");
         assert_eq!(request.path, "/filesystem.Filesystem/MakeDir");
         assert_eq!(&request.body[..], b"\x0a\x04/app");
-        let names: Vec<_> = request.headers.iter().map(|(name, value)| (name.as_str(), value.as_str())).collect();
-        assert!(names.contains(&("authorization", "Basic cm9vdDo=")) && names.contains(&("connect-timeout-ms", "60000")));
+        let names: Vec<_> = request
+            .headers
+            .iter()
+            .map(|(name, value)| (name.as_str(), value.as_str()))
+            .collect();
+        assert!(
+            names.contains(&("authorization", "Basic cm9vdDo=")) && names.contains(&("connect-timeout-ms", "60000"))
+        );
     }
 }

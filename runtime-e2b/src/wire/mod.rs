@@ -5,6 +5,8 @@ pub mod envelope;
 pub mod files;
 pub mod filesystem;
 mod json;
+#[cfg(feature = "emulator")]
+pub(crate) use json::rfc3339;
 pub mod process;
 pub mod rpc;
 pub mod template;

@@ -450,7 +450,12 @@ pub fn send_signal(pid: u32, signal: SignalKind) -> Request {
         process: Some(ProcessSelector::pid(pid)),
         signal: signal as i32,
     };
-    rpc::unary("process.Process/SendSignal", &message, Auth::None, Some(rpc::UNARY_TIMEOUT))
+    rpc::unary(
+        "process.Process/SendSignal",
+        &message,
+        Auth::None,
+        Some(rpc::UNARY_TIMEOUT),
+    )
 }
 
 fn of(pid: u32) -> ProcessRequest {
@@ -465,12 +470,16 @@ mod tests {
     use prost::Message;
 
     fn hex(message: &impl Message) -> String {
-        message.encode_to_vec().iter().map(|byte| format!("{byte:02x}")).collect()
+        message
+            .encode_to_vec()
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
     }
 
     fn check<T>(message: T, json: &str, binary: &str)
     where
-        T: Message + Default + PartialEq + Serialize + for<'de> Deserialize<'de>,
+        T: Message + Default + PartialEq + std::fmt::Debug + Serialize + for<'de> Deserialize<'de>,
     {
         assert_eq!(serde_json::to_string(&message).expect("serialises"), json);
         assert_eq!(serde_json::from_str::<T>(json).expect("parses"), message);
@@ -531,7 +540,13 @@ mod tests {
     fn a_start_names_its_user_and_never_a_deadline() {
         let request = start(&StartRequest::default(), "root");
         assert_eq!(request.path, "/process.Process/Start");
-        let header = |name: &str| request.headers.iter().find(|(key, _)| key == name).map(|(_, value)| value.as_str());
+        let header = |name: &str| {
+            request
+                .headers
+                .iter()
+                .find(|(key, _)| key == name)
+                .map(|(_, value)| value.as_str())
+        };
         assert_eq!(header("authorization"), Some("Basic cm9vdDo="));
         assert_eq!(header("content-type"), Some("application/connect+proto"));
         assert_eq!(header("keepalive-ping-interval"), Some("50"));
@@ -545,7 +560,13 @@ mod tests {
             envs: [("TOKEN".to_owned(), "hunter2".to_owned())].into(),
             ..ProcessConfig::default()
         };
-        let shown = format!("{:?}", StartRequest { process: Some(config), ..StartRequest::default() });
+        let shown = format!(
+            "{:?}",
+            StartRequest {
+                process: Some(config),
+                ..StartRequest::default()
+            }
+        );
         assert!(shown.contains("TOKEN") && !shown.contains("hunter2"), "{shown}");
     }
 }

@@ -124,17 +124,26 @@ const CODES: [(Code, &str, u16); 16] = [
 impl Code {
     /// The code of this name.
     pub fn from_name(name: &str) -> Option<Self> {
-        CODES.iter().find(|(_, known, _)| *known == name).map(|(code, ..)| *code)
+        CODES
+            .iter()
+            .find(|(_, known, _)| *known == name)
+            .map(|(code, ..)| *code)
     }
 
     /// Its name.
     pub fn name(self) -> &'static str {
-        CODES.iter().find(|(code, ..)| *code == self).map_or("unknown", |(_, name, _)| name)
+        CODES
+            .iter()
+            .find(|(code, ..)| *code == self)
+            .map_or("unknown", |(_, name, _)| name)
     }
 
     /// The status of a unary answer with this code.
     pub fn http_status(self) -> u16 {
-        CODES.iter().find(|(code, ..)| *code == self).map_or(500, |(.., status)| *status)
+        CODES
+            .iter()
+            .find(|(code, ..)| *code == self)
+            .map_or(500, |(.., status)| *status)
     }
 
     /// What a status means that was not produced by the RPC layer.
@@ -176,7 +185,11 @@ pub fn parse_error(status: u16, body: &[u8]) -> RpcError {
         .map_or_else(|| String::from_utf8_lossy(body).trim().to_owned(), str::to_owned);
     let code = value.as_ref().and_then(|value| value.get("code"));
     if let Some(code) = code.and_then(serde_json::Value::as_str).and_then(Code::from_name) {
-        return RpcError { code, message, from_rpc_layer: true };
+        return RpcError {
+            code,
+            message,
+            from_rpc_layer: true,
+        };
     }
     // An integer in the body is nearer to the cause than what a proxy made of it.
     let status = code
@@ -221,11 +234,17 @@ mod tests {
     #[test]
     fn an_answer_of_the_rpc_layer_is_told_from_one_of_the_edge() {
         let error = parse_error(404, br#"{"code":"not_found","message":"no pid 7"}"#);
-        assert_eq!((error.code, error.message.as_str(), error.from_rpc_layer), (Code::NotFound, "no pid 7", true));
+        assert_eq!(
+            (error.code, error.message.as_str(), error.from_rpc_layer),
+            (Code::NotFound, "no pid 7", true)
+        );
         let error = parse_error(502, br#"{"code":429,"message":"slow down"}"#);
         assert_eq!((error.code, error.from_rpc_layer), (Code::ResourceExhausted, false));
         let error = parse_error(504, b"upstream request timeout");
-        assert_eq!((error.code, error.message.as_str()), (Code::DeadlineExceeded, "upstream request timeout"));
+        assert_eq!(
+            (error.code, error.message.as_str()),
+            (Code::DeadlineExceeded, "upstream request timeout")
+        );
         let error = parse_error(503, b"<html>");
         assert_eq!((error.code, error.from_rpc_layer), (Code::Unavailable, false));
         assert_eq!(parse_error(418, b"").code, Code::Unknown);
@@ -234,9 +253,17 @@ mod tests {
     #[test]
     fn the_last_frame_is_nothing_or_an_error() {
         assert_eq!(parse_end(b"{}"), Ok(None));
-        let error = parse_end(br#"{"error":{"code":"not_found","message":"x"}}"#).expect("sound").expect("an error");
+        let error = parse_end(br#"{"error":{"code":"not_found","message":"x"}}"#)
+            .expect("sound")
+            .expect("an error");
         assert_eq!((error.code, error.message.as_str()), (Code::NotFound, "x"));
-        assert_eq!(parse_end(br#"{"error":{"code":"odd"}}"#).expect("sound").expect("an error").code, Code::Unknown);
+        assert_eq!(
+            parse_end(br#"{"error":{"code":"odd"}}"#)
+                .expect("sound")
+                .expect("an error")
+                .code,
+            Code::Unknown
+        );
         assert!(parse_end(b"<html>").is_err());
     }
 

@@ -128,14 +128,30 @@ mod tests {
     #[test]
     fn a_build_has_its_measured_requests() {
         assert_eq!(exists("vf-abc:default").path, "/templates/aliases/vf-abc%3Adefault");
-        let message = BuildRequest { name: "vf-abc".into(), cpu_count: 2, memory_mb: 1024 };
-        assert_eq!(&request_build(&message).body[..], br#"{"name":"vf-abc","cpuCount":2,"memoryMB":1024}"#);
-        let build = Build { template_id: "t".into(), build_id: "b".into() };
+        let message = BuildRequest {
+            name: "vf-abc".into(),
+            cpu_count: 2,
+            memory_mb: 1024,
+        };
+        assert_eq!(
+            &request_build(&message).body[..],
+            br#"{"name":"vf-abc","cpuCount":2,"memoryMB":1024}"#
+        );
+        let build = Build {
+            template_id: "t".into(),
+            build_id: "b".into(),
+        };
         let start = start_build(&build, "python:3.11-slim");
         assert_eq!(start.path, "/v2/templates/t/builds/b");
         let body: serde_json::Value = serde_json::from_slice(&start.body).expect("JSON");
-        assert_eq!(body, serde_json::json!({"fromImage": "python:3.11-slim", "force": false, "steps": []}));
-        assert_eq!(build_status(&build, 7).path, "/templates/t/builds/b/status?logsOffset=7&limit=100");
+        assert_eq!(
+            body,
+            serde_json::json!({"fromImage": "python:3.11-slim", "force": false, "steps": []})
+        );
+        assert_eq!(
+            build_status(&build, 7).path,
+            "/templates/t/builds/b/status?logsOffset=7&limit=100"
+        );
     }
 
     #[test]
