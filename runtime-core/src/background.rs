@@ -95,7 +95,7 @@ pub fn detach(task: impl Future<Output = ()> + Send + 'static) {
 pub(crate) fn wait_idle(limit: Duration) -> usize {
     let deadline = Instant::now() + limit;
     let mut pending = lock(&PENDING);
-    while *pending > 0 {
+    while *pending > 0 && !SKIP_EXIT_WAIT.load(Ordering::SeqCst) {
         let Some(left) = deadline.checked_duration_since(Instant::now()) else {
             break;
         };
@@ -128,9 +128,11 @@ pub(crate) fn live() -> Vec<std::sync::Arc<Shared>> {
     weak.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The process is to end at once: the hook at exit does not wait.
+/// The process is to end at once: the hook at exit does not wait, nor go on waiting.
 pub(crate) fn skip_exit_wait() {
     SKIP_EXIT_WAIT.store(true, Ordering::SeqCst);
+    let _pending = lock(&PENDING);
+    IDLE.notify_all();
 }
 
 /// Called by the hook at process exit: stops what still lives and waits for it.

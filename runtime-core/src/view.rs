@@ -350,8 +350,10 @@ impl View {
         let path = self.resolve("remove", path)?;
         let operation = format!("remove {}", path.display());
         self.check(operation.clone(), false)?;
-        if path.parent().is_none() {
-            return Err(self.context(Error::invalid_argument("path", "the root cannot be removed"), operation));
+        // No name at the end: the root, or a `..` that may lead to it.
+        if path.file_name().is_none() {
+            let error = Error::invalid_argument("path", "neither the root nor a path that ends in `..` is removed");
+            return Err(self.context(error, operation));
         }
         self.operate(operation, self.shared.runtime.remove(&path, recursive))
             .await

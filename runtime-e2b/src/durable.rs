@@ -134,7 +134,7 @@ impl Program {
         let started = tokio::spawn(async move {
             let (pid, begun) = match process::begin(&envd, &exec, &launch).await {
                 Ok(begun) => (begun.pid, Some(begun)),
-                Err(error) if is_drop(&error) => (find(&envd, &dir, error).await?, None),
+                Err(error) if is_drop(&error) || error.kind() == ErrorKind::Timeout => (find(&envd, &dir, error).await?, None),
                 Err(error) => return Err(error),
             };
             Ok(Self {

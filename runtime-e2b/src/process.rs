@@ -24,8 +24,9 @@ use crate::launch::{self, Beginning, Launch, Mode};
 use crate::watch::Watch;
 use crate::wire::process::{self as wire, Empty, EndEvent, Event, Output, SignalKind};
 
-/// Unread bytes of a stream at which envd, and so the program, is held back.
-const HOLD: usize = 64 << 10;
+/// Unread bytes of a stream at which envd, and so the program, is held back. More than a pipe holds, so that a program
+/// whose output would fit into one ends without a reader.
+const HOLD: usize = 128 << 10;
 
 /// Unread bytes of a stream at which it is held back even while the other stream's reader waits for more. Both share a
 /// connection, so somebody has to give way.
@@ -39,6 +40,9 @@ const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// After this much silence the box is asked whether the program has ended; doubles up to [`MAX_LOOK`].
 const FIRST_LOOK: Duration = Duration::from_millis(500);
+
+/// And after this long whether there is silence or not; doubles likewise.
+const BUSY_LOOK: Duration = Duration::from_secs(5);
 
 /// The longest time between two such questions.
 const MAX_LOOK: Duration = Duration::from_secs(15);
@@ -313,10 +317,21 @@ struct Pipes {
     stderr: Pipe,
     /// The task that fills them, while it is held back.
     pump: Option<Waker>,
+    /// The program is at its end, so nobody is held back any more.
+    draining: bool,
 }
 
 impl Pipes {
+    /// Lets everything in that is still to come.
+    fn drain(&mut self) {
+        self.draining = true;
+        self.wake_pump();
+    }
+
     fn may_fill(&self) -> bool {
+        if self.draining {
+            return true;
+        }
         let holds = |full: &Pipe, other: &Pipe| {
             full.length >= HOLD_STARVING || (full.length >= HOLD && !(other.is_starving() && !other.abandoned))
         };
@@ -407,6 +422,7 @@ type Ended = Option<Result<ExitStatus>>;
 struct Control {
     envd: Arc<Envd>,
     pid: u32,
+    pipes: Arc<Mutex<Pipes>>,
     ended: watch::Receiver<Ended>,
 }
 
@@ -439,7 +455,9 @@ impl ProcessControl for Control {
             return Ok(());
         }
         let sent = if signal == Signal::KILL {
-            kill_group(&self.envd, self.pid).await
+            let killed = kill_group(&self.envd, self.pid).await;
+            lock(&self.pipes).drain();
+            killed
         } else {
             signal_group(&self.envd, self.pid, signal).await
         };
@@ -454,13 +472,14 @@ impl ProcessControl for Control {
         if self.ended.borrow().is_some() {
             return;
         }
-        let (envd, pid) = (self.envd.clone(), self.pid);
+        let (envd, pid, pipes) = (self.envd.clone(), self.pid, self.pipes.clone());
         runtime_core::detach(async move {
             if let Err(error) = kill_group(&envd, pid).await
                 && error.kind() != ErrorKind::SandboxGone
             {
                 tracing::debug!(%error, pid, "e2b: a dropped process could not be killed");
             }
+            lock(&pipes).drain();
         });
     }
 }
@@ -512,6 +531,7 @@ fn attach(envd: Arc<Envd>, watch: Arc<Watch>, begun: Begun, has_stdin: bool) -> 
     let control = Control {
         envd,
         pid: begun.pid,
+        pipes: pipes.clone(),
         ended,
     };
     Process::new(
@@ -551,56 +571,42 @@ impl Pump {
     }
 
     async fn drive(&self, mut events: Events) -> Result<ExitStatus> {
-        let mut status = None;
-        let mut look_after = FIRST_LOOK;
-        let mut last_look = Instant::now();
+        let mut last_event = Instant::now();
+        let mut last_look = last_event;
+        let mut quiet_look = FIRST_LOOK;
+        let mut busy_look = BUSY_LOOK;
         let mut let_go_by: Option<Instant> = None;
         loop {
-            self.room().await;
-            let quiet_since = Instant::now();
-            let event = loop {
-                let look_at = match let_go_by {
-                    Some(deadline) => deadline,
-                    None => (quiet_since.max(last_look) + look_after).min(last_look.max(quiet_since) + MAX_LOOK),
-                };
-                tokio::select! {
-                    biased;
-                    event = events.next() => break event?,
-                    () = tokio::time::sleep_until(look_at), if status.is_none() => {
-                        if let_go_by.is_some() {
-                            return Err(error::unreadable(
-                                "the end of the program",
-                                "it has ended, but envd does not say how",
-                            ));
-                        }
-                        last_look = Instant::now();
-                        look_after = (look_after * 2).min(MAX_LOOK);
-                        // The stream is read on while the box is asked.
-                        let ask = async {
-                            if !self.watch.is_zombie(self.pid).await {
-                                return false;
-                            }
-                            // Harmless to a zombie.
-                            if let Err(error) = let_go(&self.envd, self.pid, SignalKind::Sigterm).await {
-                                tracing::debug!(%error, "e2b: envd does not let go of an ended program");
-                            }
-                            true
-                        };
-                        tokio::select! {
-                            biased;
-                            event = events.next() => break event?,
-                            ended = ask => if ended {
+            let look_at = match let_go_by {
+                Some(deadline) => deadline,
+                None => (last_event.max(last_look) + quiet_look).min(last_look + busy_look),
+            };
+            let event = tokio::select! {
+                event = self.next(&mut events) => event?,
+                () = tokio::time::sleep_until(look_at) => {
+                    if let_go_by.is_some() {
+                        let why = "the program has ended, but envd does not say how";
+                        return Err(error::unreadable("the end of the program", why));
+                    }
+                    last_look = Instant::now();
+                    quiet_look = (quiet_look * 2).min(MAX_LOOK);
+                    busy_look = (busy_look * 2).min(MAX_LOOK);
+                    // The stream is read on while the box is asked.
+                    tokio::select! {
+                        event = self.next(&mut events) => event?,
+                        ended = self.release_if_ended() => {
+                            if ended {
                                 let_go_by = Some(Instant::now() + LET_GO);
-                            },
+                            }
+                            continue;
                         }
                     }
                 }
             };
+            last_event = Instant::now();
             match event {
                 Some(Event::Data(data)) => {
-                    if let_go_by.is_none() {
-                        look_after = FIRST_LOOK;
-                    }
+                    quiet_look = FIRST_LOOK;
                     let mut pipes = lock(&self.pipes);
                     match data.output {
                         Some(Output::Stdout(bytes)) => pipes.stdout.push(bytes),
@@ -608,22 +614,32 @@ impl Pump {
                         Some(Output::Pty(_)) | None => {}
                     }
                 }
-                Some(Event::End(end)) => {
-                    status = Some(exit_status(&end)?);
-                    // Both pipes are at their end, and the last frame tells nothing more.
-                    let mut pipes = lock(&self.pipes);
-                    pipes.stdout.wake();
-                    pipes.stderr.wake();
-                }
+                // Both pipes are at their end, and the last frame tells nothing more.
+                Some(Event::End(end)) => return exit_status(&end),
                 Some(Event::Start(_) | Event::Keepalive(_)) => {}
-                None => {
-                    return status.ok_or_else(|| error::unreadable("the stream", "it is complete, but has no end"));
-                }
-            }
-            if let Some(status) = status {
-                return Ok(status);
+                None => return Err(error::unreadable("the stream", "it is complete, but has no end")),
             }
         }
+    }
+
+    /// The next event, once there is room for it. Cancel safe.
+    async fn next(&self, events: &mut Events) -> Result<Option<Event>> {
+        self.room().await;
+        events.next().await
+    }
+
+    /// Whether the program has ended. Then envd is told not to wait for whoever else holds its pipes, and what is still
+    /// in them is read whether somebody wants it or not: it is bounded, and the status comes behind it.
+    async fn release_if_ended(&self) -> bool {
+        if !self.watch.is_zombie(self.pid).await {
+            return false;
+        }
+        lock(&self.pipes).drain();
+        // Harmless to a zombie.
+        if let Err(error) = let_go(&self.envd, self.pid, SignalKind::Sigterm).await {
+            tracing::debug!(%error, "e2b: envd does not let go of an ended program");
+        }
+        true
     }
 
     /// Waits until there is room for more output.

@@ -1,5 +1,6 @@
 //! [`HostPattern`]: the host of a rule, and what it matches.
 
+use std::borrow::Cow;
 use std::fmt;
 use std::net::{IpAddr, Ipv6Addr};
 
@@ -121,13 +122,13 @@ impl HostPattern {
     }
 
     /// As it is compared: without brackets.
-    pub(super) fn text(&self) -> String {
+    pub(super) fn text(&self) -> Cow<'_, str> {
         match self {
-            Self::Empty => String::new(),
-            Self::Any => "*".to_owned(),
-            Self::Glob(text) | Self::Name(text) => text.clone(),
-            Self::Address(address) => address.to_string(),
-            Self::Network(network) => network.to_string(),
+            Self::Empty => Cow::Borrowed(""),
+            Self::Any => Cow::Borrowed("*"),
+            Self::Glob(text) | Self::Name(text) => Cow::Borrowed(text),
+            Self::Address(address) => Cow::Owned(address.to_string()),
+            Self::Network(network) => Cow::Owned(network.to_string()),
         }
     }
 }

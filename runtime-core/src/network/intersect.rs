@@ -1,5 +1,6 @@
 //! The intersection of two rules: what both of them match.
 
+use super::host::HostPattern;
 use super::rule::{Form, Rule, RuleProblem};
 
 impl Rule {
@@ -17,7 +18,7 @@ impl Rule {
         let (left, right) = (self.form()?, other.form()?);
         for form in [left, right] {
             let bare = form.scheme.is_none();
-            if form.host.text().is_empty() || (bare && (!form.tail.is_empty() || is_network(form))) {
+            if form.host == HostPattern::Empty || (bare && (!form.tail.is_empty() || is_network(form))) {
                 return Err(RuleProblem::NotComparable);
             }
         }
@@ -39,7 +40,7 @@ impl Rule {
 }
 
 fn is_network(form: &Form) -> bool {
-    matches!(form.host, super::host::HostPattern::Network(_))
+    matches!(form.host, HostPattern::Network(_))
 }
 
 /// Whether both say something and not the same.

@@ -207,7 +207,9 @@ impl Policy {
     /// What both the task's and the operator's policy permit, in its normal form.
     ///
     /// Allow lists are intersected rule by rule in the order of the task; block lists are joined, the task's first.
-    /// Never permits what either side refuses.
+    /// Never permits a scheme, host and port that either side refuses. One thing can be wider: `a.com` meets
+    /// `https://a.com:8443` in the latter, which names a scheme and so grants a [tunnel](super::EgressPolicy::decide)
+    /// to the odd port, which `a.com` alone does not.
     ///
     /// # Errors
     /// [`InvalidConfig`](crate::ErrorKind::InvalidConfig): lists of either side, or of the result, that exclude each

@@ -15,4 +15,6 @@ mod runtime;
 mod spawn;
 
 pub use config::{SubprocessConfig, SubprocessProvider};
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use runtime::MARKER;
 pub use runtime::SubprocessRuntime;

@@ -28,18 +28,13 @@ pub(crate) struct Groups {
     running: Mutex<HashMap<u64, Weak<Control>>>,
     background: Mutex<Vec<Arc<Control>>>,
     next: AtomicU64,
-    owned: AtomicBool,
     closed: AtomicBool,
 }
 
 impl Groups {
-    /// The directory of the box is ours.
-    pub(crate) fn own(&self) {
-        self.owned.store(true, Ordering::SeqCst);
-    }
-
-    pub(crate) fn is_owned(&self) -> bool {
-        self.owned.load(Ordering::SeqCst)
+    /// No program starts any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -55,7 +50,7 @@ impl Groups {
 
     /// Ends every group: SIGTERM, `grace`, SIGKILL, `grace`. No program starts any more.
     pub(crate) async fn end(&self, grace: Duration) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.close();
         let running: Vec<Arc<Control>> = lock(&self.running).values().filter_map(Weak::upgrade).collect();
         for signal in [Signal::TERM, Signal::KILL] {
             for control in &running {
