@@ -68,7 +68,7 @@ pub struct E2bConfig {
     pub api_url: Option<String>,
     /// Base URL of envd, for every box. Default: `$E2B_SANDBOX_URL`, else a host per box.
     pub sandbox_url: Option<String>,
-    /// URL of a port of a box, with `{port}`, `{id}` and `{domain}` in it. Default: `https://{port}-{id}.{domain}`.
+    /// URL of a port of a box, with `{port}` and perhaps `{id}` and `{domain}` in it. Default: `https://{port}-{id}.{domain}`.
     pub port_url: Option<String>,
 }
 

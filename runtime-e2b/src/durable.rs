@@ -12,7 +12,7 @@ use bytes::{Bytes, BytesMut};
 use runtime_core::names::random_id;
 use runtime_core::{
     Captured, Collect, Content, Error, ErrorKind, Exec, ExitStatus, Output, OutputChunk, OutputStream, PartialOutput,
-    Result, StdinMode,
+    Result, Signal, StdinMode,
 };
 use tokio::io::AsyncReadExt as _;
 use tokio::sync::mpsc;
@@ -89,6 +89,14 @@ pub(crate) async fn run(
             format!("the program did not end within {:?} and was killed", timeout.unwrap_or_default()),
         )),
     };
+    let ended = match ended {
+        // What a dying box kills must not look like the end of a program.
+        Ok(status) if status.signal() == Some(Signal::KILL.number()) => match envd.probe().await {
+            Err(gone) if gone.kind() == ErrorKind::SandboxGone => Err(gone),
+            _ => Ok(status),
+        },
+        ended => ended,
+    };
     let result = match ended {
         Ok(status) => match program.read_rest(&mut output).await {
             Ok(()) => Ok(status),
@@ -134,7 +142,9 @@ impl Program {
         let started = tokio::spawn(async move {
             let (pid, begun) = match process::begin(&envd, &exec, &launch).await {
                 Ok(begun) => (begun.pid, Some(begun)),
-                Err(error) if is_drop(&error) || error.kind() == ErrorKind::Timeout => (find(&envd, &dir, error).await?, None),
+                Err(error) if is_drop(&error) || error.kind() == ErrorKind::Timeout => {
+                    (find(&envd, &dir, error).await?, None)
+                }
                 Err(error) => return Err(error),
             };
             Ok(Self {

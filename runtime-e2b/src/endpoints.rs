@@ -61,7 +61,7 @@ impl Endpoints {
             .map(|url| base_url("sandbox_url", &url))
             .transpose()?;
         let port_url = match &config.port_url {
-            Some(pattern) if pattern.contains("{port}") && pattern.contains("{id}") => {
+            Some(pattern) if pattern.contains("{port}") => {
                 base_url(
                     "port_url",
                     &pattern
@@ -74,7 +74,7 @@ impl Endpoints {
             Some(pattern) => {
                 return Err(Error::invalid_config(
                     "port_url",
-                    format!("{pattern:?} must have {{port}} and {{id}} in it"),
+                    format!("{pattern:?} must have {{port}} in it"),
                 ));
             }
             None => "https://{port}-{id}.{domain}".to_owned(),

@@ -367,6 +367,8 @@ impl Envd {
 
     /// Finds out whether a broken connection means that the box is gone.
     pub(crate) async fn explain(&self, error: Error) -> Error {
+        // Callers name what they wanted, rather than which call failed.
+        let error = error.without_operation();
         if !matches!(error.kind(), ErrorKind::ConnectionLost | ErrorKind::Unavailable) {
             return error;
         }

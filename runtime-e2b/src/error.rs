@@ -96,7 +96,11 @@ pub(crate) fn rpc(error: &RpcError) -> Error {
     if !error.from_rpc_layer && error.code == Code::Unavailable && error.message.contains(GONE) {
         return gone(&text);
     }
+    let lower = error.message.to_ascii_lowercase();
     let kind = match error.code {
+        // What the system of the box says has no code of its own.
+        _ if lower.contains("not a directory") => ErrorKind::WrongFileType,
+        _ if lower.contains("file exists") => ErrorKind::AlreadyExists,
         Code::Canceled => ErrorKind::ConnectionLost,
         // The exit of the program raced a late subscriber.
         Code::Unknown if error.message.contains("channel") && error.message.contains("closed") => {
@@ -145,6 +149,7 @@ pub(crate) fn files(status: u16, body: &[u8]) -> Error {
         409 => ErrorKind::AlreadyExists,
         429 => ErrorKind::RateLimited,
         500 if lower.contains("not a directory") => ErrorKind::WrongFileType,
+        500 if lower.contains("file exists") || lower.contains("is a file") => ErrorKind::AlreadyExists,
         507 => ErrorKind::ResourceExhausted,
         502 if text.contains(GONE) => return gone(&text),
         502..=504 => ErrorKind::Unavailable,

@@ -2,6 +2,7 @@
 
 use std::ffi::OsString;
 use std::io;
+use std::os::unix::ffi::OsStringExt as _;
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::sync::Arc;
@@ -78,7 +79,7 @@ fn metadata(entry: &EntryInfo) -> Metadata {
         size: u64::try_from(entry.size).unwrap_or_default(),
         mode: Some(entry.mode & 0o7777),
         modified,
-        link_target: entry.symlink_target.as_ref().map(PathBuf::from),
+        link_target: None,
     }
 }
 
@@ -404,7 +405,15 @@ pub(crate) async fn write(envd: &Arc<Envd>, path: &Path, content: Content, optio
 }
 
 pub(crate) async fn stat(envd: &Envd, path: &Path) -> Result<Metadata> {
-    Ok(metadata(&entry(envd, path_text(path, "path")?).await?))
+    let text = path_text(path, "path")?;
+    let mut facts = metadata(&entry(envd, text).await?);
+    if facts.is_symlink() {
+        // envd tells where it leads in the end, rather than what it says.
+        let said = envd.script("readlink -n -- \"$1\"", &[text]).await?;
+        let target = (said.code == 0).then(|| PathBuf::from(OsString::from_vec(said.stdout)));
+        facts.link_target = target;
+    }
+    Ok(facts)
 }
 
 pub(crate) async fn list(envd: &Envd, path: &Path) -> Result<Vec<DirEntry>> {
@@ -479,11 +488,18 @@ pub(crate) async fn upload_tar(envd: &Arc<Envd>, dir: &Path, tar: ByteStream) ->
     ))
 }
 
+/// Packs the files, directories and symbolic links of `$1`.
+const PACK: &str = r#"cd -- "$1" || exit 2
+if command -v find >/dev/null 2>&1; then
+find . \( -type f -o -type d -o -type l \) -print0 | tar -c -f - --null --no-recursion -T -
+else tar -c -f - .
+fi"#;
+
 /// Checks that a directory can be packed, and says how.
 pub(crate) async fn tar_command(envd: &Envd, dir: &Path) -> Result<Vec<OsString>> {
     let text = path_text(dir, "path")?;
     match WireType::try_from(entry(envd, text).await?.r#type) {
-        Ok(WireType::Directory) => Ok(["tar", "-c", "-f", "-", "-C", text, "."].map(OsString::from).to_vec()),
+        Ok(WireType::Directory) => Ok(["sh", "-c", PACK, "sh", text].map(OsString::from).to_vec()),
         _ => Err(Error::new(ErrorKind::WrongFileType, format!("{text} is no directory"))),
     }
 }

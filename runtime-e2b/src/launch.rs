@@ -35,7 +35,8 @@ case $r in f) exit 127;; x) exit 126;; esac
 const BECOME: &str = "if command -v setsid >/dev/null 2>&1; then exec setsid \"$@\"; fi\nexec \"$@\"\n";
 
 /// Starts the program in a session of its own and ends.
-const DETACH: &str = r#"mkdir -p -- "${g%/*}" && : >>"$g" || exit 125
+const DETACH: &str = r#"[ ! -d "$g" ] && mkdir -p -- "${g%/*}" || exit 124
+true >>"$g" || exit 125
 if command -v setsid >/dev/null 2>&1; then setsid "$@" </dev/null >>"$g" 2>&1 &
 else "$@" </dev/null >>"$g" 2>&1 &
 fi

@@ -553,6 +553,11 @@ struct Pump {
 impl Pump {
     async fn run(self, events: Events, ended: watch::Sender<Ended>) {
         let outcome = match self.drive(events).await {
+            // What a dying box kills must not look like the end of a program.
+            Ok(status) if status.signal() == Some(Signal::KILL.number()) => match self.envd.probe().await {
+                Err(gone) if gone.kind() == ErrorKind::SandboxGone => Err(gone),
+                _ => Ok(status),
+            },
             Ok(status) => Ok(status),
             Err(error) => Err(self.envd.explain(error).await),
         };
@@ -576,6 +581,8 @@ impl Pump {
         let mut quiet_look = FIRST_LOOK;
         let mut busy_look = BUSY_LOOK;
         let mut let_go_by: Option<Instant> = None;
+        // The question whether the program has ended, while it is asked.
+        let mut asked = None;
         loop {
             let look_at = match let_go_by {
                 Some(deadline) => deadline,
@@ -583,24 +590,24 @@ impl Pump {
             };
             let event = tokio::select! {
                 event = self.next(&mut events) => event?,
-                () = tokio::time::sleep_until(look_at) => {
+                ended = answer(&mut asked) => {
+                    asked = None;
+                    last_look = Instant::now();
+                    if ended {
+                        let_go_by = Some(Instant::now() + LET_GO);
+                    }
+                    continue;
+                }
+                () = tokio::time::sleep_until(look_at), if asked.is_none() => {
                     if let_go_by.is_some() {
                         let why = "the program has ended, but envd does not say how";
                         return Err(error::unreadable("the end of the program", why));
                     }
-                    last_look = Instant::now();
                     quiet_look = (quiet_look * 2).min(MAX_LOOK);
                     busy_look = (busy_look * 2).min(MAX_LOOK);
-                    // The stream is read on while the box is asked.
-                    tokio::select! {
-                        event = self.next(&mut events) => event?,
-                        ended = self.release_if_ended() => {
-                            if ended {
-                                let_go_by = Some(Instant::now() + LET_GO);
-                            }
-                            continue;
-                        }
-                    }
+                    // The stream is read on meanwhile.
+                    asked = Some(Box::pin(self.release_if_ended()));
+                    continue;
                 }
             };
             last_event = Instant::now();
@@ -653,6 +660,14 @@ impl Pump {
             Poll::Pending
         })
         .await;
+    }
+}
+
+/// The answer to a question, if one is asked; never, if none is.
+async fn answer<F: Future>(asked: &mut Option<Pin<Box<F>>>) -> F::Output {
+    match asked {
+        Some(question) => question.await,
+        None => std::future::pending().await,
     }
 }
 

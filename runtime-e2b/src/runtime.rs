@@ -405,11 +405,13 @@ impl Runtime for E2bRuntime {
                 return Err(Error::new(ErrorKind::Cancelled, "the start was cut short").with_source(error));
             }
         };
-        if status.success() {
-            return Ok(());
-        }
+        let kind = match status.code() {
+            Some(0) => return Ok(()),
+            Some(124) => ErrorKind::WrongFileType,
+            _ => ErrorKind::Io,
+        };
         Err(Error::new(
-            ErrorKind::Io,
+            kind,
             format!("the server was not started: its log cannot be written ({status})"),
         ))
     }

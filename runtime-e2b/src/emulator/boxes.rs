@@ -85,7 +85,7 @@ impl EmulatedBox {
     /// Ends it with all that runs in it.
     pub(super) async fn end(&self) {
         let place = self.place.lock().unwrap_or_else(PoisonError::into_inner).take();
-        self.processes.cut();
+        self.processes.close();
         if let Some(place) = place {
             place.end().await;
         }

@@ -151,7 +151,8 @@ fn list(state: &State, request: &Request<Incoming>) -> Answer {
             .find(|(key, _)| key == name)
             .map(|(_, value)| value.as_str())
     };
-    let labels = parse_query(get("metadata").unwrap_or_default());
+    // The parameter is a query of its own, encoded once more than the address is.
+    let labels = parse_query(&decode(get("metadata").unwrap_or_default()));
     let states: Vec<&str> = match get("state") {
         Some(states) if !states.is_empty() => states.split(',').collect(),
         _ => vec!["running", "paused"],

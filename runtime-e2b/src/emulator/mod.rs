@@ -140,13 +140,19 @@ impl Emulator {
         ]
     }
 
+    /// The pattern of URLs under which the emulator passes requests on to a port of a box, as the provider's edge does.
+    pub fn port_url(&self) -> String {
+        format!("{}/_port/{{port}}-{{id}}", self.sandbox_url())
+    }
+
     /// A configuration that points here, without pacing.
     pub fn config(&self) -> E2bConfig {
         E2bConfig {
             api_key: Some(ApiKey::new(self.api_key())),
             api_url: Some(self.api_url()),
             sandbox_url: Some(self.sandbox_url()),
-            port_url: Some(format!("{}/_port/{{port}}-{{id}}", self.sandbox_url())),
+            // Boxes have no network of their own.
+            port_url: Some("http://127.0.0.1:{port}".to_owned()),
             creates_per_sec: None,
             ..E2bConfig::default()
         }

@@ -64,10 +64,11 @@ fn isolate(dir: &Path) -> io::Result<()> {
     if !passwd.lines().any(|line| line.starts_with("user:")) {
         std::fs::write(
             "/etc/passwd",
-            format!("{passwd}user:x:1000:1000::/home/user:/bin/bash\n"),
+            // First, so that its id is its name even where this machine gives the id to somebody else.
+            format!("user:x:1000:1000::/home/user:/bin/bash\n{passwd}"),
         )?;
         let group = std::fs::read_to_string("/etc/group").unwrap_or_default();
-        std::fs::write("/etc/group", format!("{group}user:x:1000:\n"))?;
+        std::fs::write("/etc/group", format!("user:x:1000:\n{group}"))?;
     }
     std::fs::create_dir_all("/home/user")?;
     std::os::unix::fs::chown("/home/user", Some(1000), Some(1000))

@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -44,7 +45,7 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The processes of a box.
 #[derive(Debug, Default)]
-pub(super) struct Processes(Mutex<BTreeMap<u32, Arc<Process>>>);
+pub(super) struct Processes(Mutex<BTreeMap<u32, Arc<Process>>>, AtomicBool);
 
 #[derive(Debug)]
 struct Process {
@@ -73,7 +74,13 @@ impl Processes {
             .ok_or_else(|| RpcFailure::new(Code::NotFound, "process not found"))
     }
 
-    /// Cuts every stream, as the death of the box does.
+    /// The box dies: nobody learns any more how its processes end.
+    pub(super) fn close(&self) {
+        self.1.store(true, Ordering::SeqCst);
+        self.cut();
+    }
+
+    /// Cuts every stream.
     pub(super) fn cut(&self) {
         for process in lock(&self.0).values() {
             lock(&process.subscribers).clear();
@@ -395,6 +402,9 @@ async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
         *ended = Some((end.clone(), Instant::now()));
         std::mem::take(&mut *lock(&process.subscribers))
     };
+    if found.processes.1.load(Ordering::SeqCst) {
+        return;
+    }
     for subscriber in subscribers {
         let _ = subscriber.send(Event::End(end.clone())).await;
     }
