@@ -35,6 +35,9 @@ const RECONNECT_DELAY: Duration = Duration::from_millis(250);
 /// How often a quiet stream makes us look at the status by ourselves.
 const LOOK: Duration = Duration::from_secs(60);
 
+/// How often a program is started that certainly was not.
+const STARTS: u32 = 3;
+
 /// How long a killed program may take to be gone.
 const KILL_GRACE: Duration = Duration::from_secs(10);
 
@@ -50,7 +53,6 @@ pub(crate) async fn run(
     options: Collect,
     login: bool,
 ) -> Result<Output> {
-    let dir = format!("/tmp/vf-program-{}", random_id());
     let Collect {
         stdin,
         timeout,
@@ -61,19 +63,15 @@ pub(crate) async fn run(
     exec.stdin = StdinMode::Null;
     let input = match stdin {
         Some(bytes) => {
-            let scratch = Scratch::new(envd.clone(), format!("{dir}.stdin"));
+            let scratch = Scratch::new(envd.clone(), format!("/tmp/.vf-stdin-{}", random_id()));
             upload(&envd, scratch.path(), Content::Bytes(bytes)).await?;
             Some(scratch)
         }
         None => None,
     };
-    let mode = Mode::Durable {
-        dir: &dir,
-        stdin: input.as_ref().map(Scratch::path),
-    };
-    let launch = Launch::new(&exec, mode, login)?;
     let started = tokio::time::Instant::now();
-    let program = Program::start(envd.clone(), watch, exec, launch, dir).await?;
+    let input_path = input.as_ref().map(|input| input.path().to_owned());
+    let program = Program::start(envd.clone(), watch, exec, input_path, login).await?;
     let mut output = Gathered::new(output_limit, sink);
     let deadline = async {
         match timeout {
@@ -138,14 +136,31 @@ struct Program {
 
 impl Program {
     /// Starts it, in a task of its own: a start that is given up half-way would leave it unknown.
-    async fn start(envd: Arc<Envd>, watch: Arc<Watch>, exec: Exec, launch: Launch, dir: String) -> Result<Self> {
+    async fn start(envd: Arc<Envd>, watch: Arc<Watch>, exec: Exec, input: Option<String>, login: bool) -> Result<Self> {
         let started = tokio::spawn(async move {
-            let (pid, begun) = match process::begin(&envd, &exec, &launch).await {
-                Ok(begun) => (begun.pid, Some(begun)),
-                Err(error) if is_drop(&error) || error.kind() == ErrorKind::Timeout => {
-                    (find(&envd, &dir, error).await?, None)
+            let mut attempt = 1;
+            let (dir, pid, begun) = loop {
+                let dir = format!("/tmp/vf-program-{}", random_id());
+                let mode = Mode::Durable {
+                    dir: &dir,
+                    stdin: input.as_deref(),
+                };
+                let launch = Launch::new(&exec, mode, login)?;
+                let lost = match process::begin(&envd, &exec, &launch).await {
+                    Ok(begun) => break (dir, begun.pid, Some(begun)),
+                    Err(error) if is_drop(&error) || error.kind() == ErrorKind::Timeout => error,
+                    Err(error) => return Err(error),
+                };
+                match find(&envd, &dir).await {
+                    Ok(Found::Running(pid)) => break (dir, pid, None),
+                    // It never starts now, so another may. The directory stays: it is what keeps a late one from starting.
+                    Ok(Found::Never) if attempt < STARTS => attempt += 1,
+                    Ok(Found::Never) => {
+                        let message = format!("the program was not started: {}", lost.message());
+                        return Err(Error::new(ErrorKind::ConnectionLost, message).with_source(lost));
+                    }
+                    Err(error) => return Err(error.with_source(lost)),
                 }
-                Err(error) => return Err(error),
             };
             Ok(Self {
                 files: Some(Scratch::new(envd.clone(), dir.clone())),
@@ -376,37 +391,57 @@ impl Program {
         Ok(())
     }
 
-    /// Reads what the files have beyond what was gathered.
+    /// Reads what the files have beyond what was gathered, over as many connections as it takes.
     async fn read_rest(&self, output: &mut Gathered) -> Result<()> {
-        output.flush().await;
         for (which, name) in [(OutputStream::Stdout, "stdout"), (OutputStream::Stderr, "stderr")] {
-            let path = format!("{}/{name}", self.dir);
-            let wanted = output.wanted(which);
-            let position = output.position_of(which);
-            let mut download = match Download::new(self.envd.clone(), path.clone(), position, wanted).await {
-                Ok(download) => download,
-                Err(error) if error.kind() == ErrorKind::NotFound => continue,
-                Err(error) => return Err(error),
-            };
-            let mut read = 0;
+            let mut failures = 0;
             loop {
-                let mut chunk = BytesMut::with_capacity(64 << 10);
-                let count = download.read_buf(&mut chunk).await;
-                if count.map_err(|error| runtime_core::stream_error("reading", error))? == 0 {
-                    break;
+                let before = output.position_of(which);
+                let error = match self.read_rest_of(which, name, output).await {
+                    Ok(()) => break,
+                    Err(error) => error,
+                };
+                if output.position_of(which) != before {
+                    failures = 0;
                 }
-                read += chunk.len() as u64;
-                output.add(which, chunk.freeze());
-                output.flush().await;
+                failures += 1;
+                if !is_drop(&error) || failures > RECONNECTS {
+                    return Err(error);
+                }
+                tokio::time::sleep(RECONNECT_DELAY * (1 << (failures - 1).min(6))).await;
             }
-            if wanted.is_some_and(|wanted| read >= wanted) {
-                // More than is kept may be there; only its length matters.
-                let entry: EntryResponse = self.envd.call("stat", &filesystem::stat(&path, USER)).await?;
-                let size = entry
-                    .entry
-                    .map_or(0, |entry| u64::try_from(entry.size).unwrap_or_default());
-                output.skip(which, size.saturating_sub(output.position_of(which)));
+        }
+        Ok(())
+    }
+
+    async fn read_rest_of(&self, which: OutputStream, name: &str, output: &mut Gathered) -> Result<()> {
+        output.flush().await;
+        let path = format!("{}/{name}", self.dir);
+        let wanted = output.wanted(which);
+        let position = output.position_of(which);
+        let mut download = match Download::new(self.envd.clone(), path.clone(), position, wanted).await {
+            Ok(download) => download,
+            Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+            Err(error) => return Err(error),
+        };
+        let mut read = 0;
+        loop {
+            let mut chunk = BytesMut::with_capacity(64 << 10);
+            let count = download.read_buf(&mut chunk).await;
+            if count.map_err(|error| runtime_core::stream_error("reading", error))? == 0 {
+                break;
             }
+            read += chunk.len() as u64;
+            output.add(which, chunk.freeze());
+            output.flush().await;
+        }
+        if wanted.is_some_and(|wanted| read >= wanted) {
+            // More than is kept may be there; only its length matters.
+            let entry: EntryResponse = self.envd.call("stat", &filesystem::stat(&path, USER)).await?;
+            let size = entry
+                .entry
+                .map_or(0, |entry| u64::try_from(entry.size).unwrap_or_default());
+            output.skip(which, size.saturating_sub(output.position_of(which)));
         }
         Ok(())
     }
@@ -472,17 +507,22 @@ fn is_drop(error: &Error) -> bool {
     matches!(error.kind(), ErrorKind::ConnectionLost | ErrorKind::Unavailable)
 }
 
+/// What became of a start whose answer was lost.
+enum Found {
+    /// It runs, or has run, under this id.
+    Running(u32),
+    /// It never will.
+    Never,
+}
+
 /// After a start whose answer was lost: finds the program, or makes sure that it never starts.
-async fn find(envd: &Arc<Envd>, dir: &str, lost: Error) -> Result<u32> {
+async fn find(envd: &Arc<Envd>, dir: &str) -> Result<Found> {
     let claimed: Result<EntryResponse> = envd.call("claim", &filesystem::make_dir(dir, USER)).await;
     match claimed {
         // Ours: whatever arrives late finds it taken.
-        Ok(_) => {
-            let message = format!("the program was not started: {}", lost.message());
-            return Err(Error::new(ErrorKind::ConnectionLost, message).with_source(lost));
-        }
+        Ok(_) => return Ok(Found::Never),
         Err(error) if error.kind() == ErrorKind::AlreadyExists => {}
-        Err(error) => return Err(error.with_source(lost)),
+        Err(error) => return Err(error),
     }
     for attempt in 0..RECONNECTS {
         let pid = async {
@@ -495,7 +535,7 @@ async fn find(envd: &Arc<Envd>, dir: &str, lost: Error) -> Result<u32> {
                 .ok_or_else(|| error::unreadable("the process id", "it is not written yet"))
         };
         match pid.await {
-            Ok(pid) => return Ok(pid),
+            Ok(pid) => return Ok(Found::Running(pid)),
             Err(error) => tracing::debug!(%error, attempt, "e2b: a program's id is not known yet"),
         }
         tokio::time::sleep(RECONNECT_DELAY * (1 << attempt)).await;
@@ -503,8 +543,7 @@ async fn find(envd: &Arc<Envd>, dir: &str, lost: Error) -> Result<u32> {
     Err(Error::new(
         ErrorKind::ConnectionLost,
         "a program was started, but its id cannot be learned",
-    )
-    .with_source(lost))
+    ))
 }
 
 /// A whole line with a number. What a shell has folded into it is a signal again.

@@ -9,7 +9,7 @@ use runtime_core::retry::Jitter;
 /// What goes wrong, for which requests, and how often.
 #[derive(Debug, Clone)]
 pub struct Fault {
-    /// The requests that it is about: a part of `METHOD /path?query`.
+    /// The requests that it is about: a part of `METHOD /path?query`; with a `$` behind it, its end.
     pub request: String,
     /// So many of them are spared first.
     pub skip: u32,
@@ -120,7 +120,11 @@ impl Faults {
     pub(super) fn judge(&self, request: &str) -> Option<Verdict> {
         let mut injected = self.injected.lock().unwrap_or_else(PoisonError::into_inner);
         for fault in injected.iter_mut() {
-            if fault.times == 0 || !request.contains(&fault.request) {
+            let is_about_it = match fault.request.strip_suffix('$') {
+                Some(end) => request.ends_with(end),
+                None => request.contains(&fault.request),
+            };
+            if fault.times == 0 || !is_about_it {
                 continue;
             }
             if fault.skip > 0 {
