@@ -178,6 +178,11 @@ impl Emulator {
         self.state.boxes().iter().map(|found| found.info()).collect()
     }
 
+    /// The access token of a box.
+    pub fn access_token(&self, id: &str) -> Option<String> {
+        self.state.find(id).map(|found| found.token.clone())
+    }
+
     /// How many boxes were ever created.
     pub fn created(&self) -> usize {
         self.state.created()
