@@ -56,6 +56,8 @@ mod command;
 pub mod config;
 #[cfg(all(feature = "conformance", unix))]
 pub mod conformance;
+#[cfg(feature = "egress")]
+pub mod egress;
 mod error;
 mod exit;
 mod files;
