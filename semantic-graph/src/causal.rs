@@ -186,9 +186,36 @@ impl NodeSet {
     }
 
     fn to_vec(&self) -> Vec<NodeId> {
-        let mut nodes = Vec::new();
+        let count: u32 = self.0.iter().map(|word| word.count_ones()).sum();
+        let mut nodes = Vec::with_capacity(count as usize);
         self.each(|node| nodes.push(NodeId::new(node)));
         nodes
+    }
+}
+
+/// What a walk has reached, and where it goes on.
+struct Front {
+    seen: NodeSet,
+    /// Reached and not visited yet; none while that is read off the sets.
+    list: Option<Vec<u32>>,
+}
+
+impl Front {
+    #[inline]
+    fn reach(&mut self, node: u32) {
+        if self.seen.insert(node)
+            && let Some(list) = &mut self.list
+        {
+            list.push(node);
+        }
+    }
+
+    fn next(&mut self) -> Option<u32> {
+        self.list.as_mut()?.pop()
+    }
+
+    fn len(&self) -> usize {
+        self.list.as_ref().map_or(0, Vec::len)
     }
 }
 
@@ -320,7 +347,8 @@ impl CausalGraph {
         })
     }
 
-    fn each_effect(&self, node: u32, follow: &Follow, visit: &mut dyn FnMut(u32)) {
+    #[inline]
+    fn each_effect(&self, node: u32, follow: &Follow, mut visit: impl FnMut(u32)) {
         let forward = self.forward();
         for at in forward.links.range(node) {
             if follow.label(forward.links.label[at]) {
@@ -335,7 +363,7 @@ impl CausalGraph {
     }
 
     #[inline]
-    fn each_cause(&self, node: u32, follow: &Follow, visit: &mut dyn FnMut(u32)) {
+    fn each_cause(&self, node: u32, follow: &Follow, mut visit: impl FnMut(u32)) {
         let range = self.backward.range(node);
         if follow.every_label {
             for source in &self.backward.node[range] {
@@ -439,7 +467,9 @@ impl CausalGraph {
             return Vec::new();
         }
         let follow = self.follow(filter);
-        self.closure(node, |at, visit| self.each_cause(at, &follow, visit))
+        self.closure(node, |at, front| {
+            self.each_cause(at, &follow, |source| front.reach(source));
+        })
     }
 
     /// Every node to which at least one edge leads from here, directly or not, ascending.
@@ -449,35 +479,54 @@ impl CausalGraph {
             return Vec::new();
         }
         let follow = self.follow(filter);
-        self.closure(node, |at, visit| self.each_effect(at, &follow, visit))
+        self.closure(node, |at, front| {
+            self.each_effect(at, &follow, |target| front.reach(target));
+        })
     }
 
-    /// Everything that is reached from a node in one step or more, level by level.
-    fn closure(&self, node: NodeId, step: impl Fn(u32, &mut dyn FnMut(u32))) -> Vec<NodeId> {
-        let mut seen = NodeSet::new(self.len());
-        let mut level = vec![node.get()];
-        let mut next = Vec::new();
-        while !level.is_empty() {
-            for at in &level {
-                step(*at, &mut |other| {
-                    if seen.insert(other) {
-                        next.push(other);
-                    }
-                });
-            }
-            std::mem::swap(&mut level, &mut next);
-            next.clear();
-            // Large levels are walked in order of memory, which is several times faster.
-            if level.len() > self.len() / 64 {
-                let mut sorted = NodeSet::new(self.len());
-                for at in &level {
-                    sorted.insert(*at);
+    /// Everything that is reached from a node in one step or more.
+    ///
+    /// A small front is a list. A large one is found by passing over the sets in order of memory,
+    /// which is several times faster than visiting nodes as they come.
+    fn closure(&self, node: NodeId, step: impl Fn(u32, &mut Front)) -> Vec<NodeId> {
+        let limit = self.len() / 64;
+        let mut front = Front {
+            seen: NodeSet::new(self.len()),
+            list: Some(Vec::new()),
+        };
+        step(node.get(), &mut front);
+        let mut done = NodeSet::new(self.len());
+        loop {
+            while let Some(at) = front.next() {
+                done.insert(at);
+                step(at, &mut front);
+                if front.len() > limit {
+                    break;
                 }
-                level.clear();
-                sorted.each(|at| level.push(at));
             }
+            if front.len() == 0 {
+                return front.seen.to_vec();
+            }
+            front.list = None;
+            for word in 0..done.0.len() {
+                loop {
+                    let open = front.seen.0[word] & !done.0[word];
+                    if open == 0 {
+                        break;
+                    }
+                    done.0[word] |= open & open.wrapping_neg();
+                    step(word as u32 * 64 + open.trailing_zeros(), &mut front);
+                }
+            }
+            // What was reached behind the pass.
+            let mut left = NodeSet(front.seen.0.clone());
+            for (left, done) in left.0.iter_mut().zip(&done.0) {
+                *left &= !done;
+            }
+            let mut list = Vec::new();
+            left.each(|at| list.push(at));
+            front.list = Some(list);
         }
-        seen.to_vec()
     }
 
     /// Whether at least one edge leads from `source` to `target`, directly or not.

@@ -2,6 +2,7 @@
 
 use std::collections::HashSet;
 use std::fmt;
+use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use serde::de::{self, Deserialize, Deserializer};
@@ -124,9 +125,11 @@ impl std::error::Error for EdgeError {}
 #[derive(Serialize)]
 pub struct SemanticEdgeSet {
     edges: Vec<SemanticEdge>,
-    /// For duplicates; built when first needed.
+    /// Hashes of the edges, for duplicates; built when first needed.
     #[serde(skip)]
-    known: HashSet<SemanticEdge>,
+    known: HashSet<u64>,
+    #[serde(skip)]
+    hasher: RandomState,
     /// Names this value's history: the same lineage with more edges has the same beginning.
     #[serde(skip)]
     lineage: u64,
@@ -144,6 +147,7 @@ impl SemanticEdgeSet {
         Self {
             edges: Vec::new(),
             known: HashSet::new(),
+            hasher: RandomState::new(),
             lineage: new_lineage(),
         }
     }
@@ -163,6 +167,7 @@ impl SemanticEdgeSet {
         Ok(Self {
             edges,
             known: HashSet::new(),
+            hasher: RandomState::new(),
             lineage: new_lineage(),
         })
     }
@@ -172,10 +177,11 @@ impl SemanticEdgeSet {
     /// # Errors
     /// [`EdgeError`] with [`Code::DuplicateEdge`]; the set is then unchanged.
     pub fn push(&mut self, edge: SemanticEdge) -> Result<(), EdgeError> {
-        if self.known.len() != self.edges.len() {
-            self.known = self.edges.iter().cloned().collect();
+        if self.known.is_empty() {
+            self.known = self.edges.iter().map(|edge| self.hasher.hash_one(edge)).collect();
         }
-        if !self.known.insert(edge.clone()) {
+        // A new hash is a new edge; for a known one the edges themselves decide.
+        if !self.known.insert(self.hasher.hash_one(&edge)) && self.edges.contains(&edge) {
             return Err(EdgeError {
                 code: Code::DuplicateEdge,
                 request: edge.source_request_id,
@@ -187,9 +193,8 @@ impl SemanticEdgeSet {
 
     /// Takes back the edges from `len` on; afterwards this is a set of its own.
     pub(crate) fn truncate(&mut self, len: usize) {
-        for edge in self.edges.drain(len..) {
-            self.known.remove(&edge);
-        }
+        self.edges.truncate(len);
+        self.known.clear();
         self.lineage = new_lineage();
     }
 
@@ -359,6 +364,7 @@ impl Clone for SemanticEdgeSet {
         Self {
             edges: self.edges.clone(),
             known: HashSet::new(),
+            hasher: RandomState::new(),
             lineage: new_lineage(),
         }
     }

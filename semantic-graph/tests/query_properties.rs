@@ -191,6 +191,51 @@ proptest! {
 }
 
 #[test]
+fn large_and_small_fronts_are_walked_alike() {
+    // Fans, chains in both directions and shortcuts, with fronts far above and below the limit
+    // where the walk changes its manner.
+    let n = 5_000;
+    let mut links = Vec::new();
+    for i in 0..n - 1 {
+        match i % 1_000 {
+            0 => links.extend((1..400).map(|k| (i, (i + k * 7) % n, 0))),
+            k if k < 500 => links.push((i, i + 1, 1)),
+            k => links.push((i + 1, (i + 3 * k) % n, 0)),
+        }
+        if i % 3 == 0 {
+            links.push((n - 1 - i, (n + 20 - i) % n, 2));
+        }
+    }
+    let trace = build(&Graph {
+        parents: vec![None; n],
+        links: links.clone(),
+    });
+    let mut forward = vec![Vec::new(); n];
+    let mut backward = vec![Vec::new(); n];
+    for (source, target, _) in links {
+        forward[source].push(target);
+        backward[target].push(source);
+    }
+    let plain = |next: &[Vec<usize>], from: usize| {
+        let mut seen = BTreeSet::new();
+        let mut pending = vec![from];
+        while let Some(at) = pending.pop() {
+            for other in &next[at] {
+                if seen.insert(node(*other)) {
+                    pending.push(*other);
+                }
+            }
+        }
+        seen.into_iter().collect::<Vec<_>>()
+    };
+    let all = EdgeFilter::all();
+    for from in (0..n).step_by(97) {
+        assert_eq!(trace.causal().ancestors(node(from), &all), plain(&backward, from));
+        assert_eq!(trace.causal().descendants(node(from), &all), plain(&forward, from));
+    }
+}
+
+#[test]
 fn ties_go_to_the_smaller_nodes() {
     let trace = build(&Graph {
         parents: vec![None; 4],

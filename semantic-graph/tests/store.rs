@@ -422,7 +422,7 @@ fn traces_are_read_from_any_kind_of_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("file");
     let (trace, _) = write_run(&path, 3, Options::default());
-    assert_eq!(read_traces(&path).unwrap(), [trace.clone()]);
+    assert_eq!(read_traces(&path).unwrap(), std::slice::from_ref(&trace));
 
     let record = trace.to_json(RecordOptions::STORED).unwrap();
     let pretty: serde_json::Value = serde_json::from_str(&record).unwrap();

@@ -491,8 +491,7 @@ impl Link {
             target: raw(target),
             path: raw(path),
         };
-        self.change(&request, format!("make link {}", path.display()))
-            .await
+        self.change(&request, format!("make link {}", path.display())).await
     }
 
     /// What a symbolic link says. It is text from the box: never use it as a path of this machine.
