@@ -16,11 +16,20 @@ fn no_container_of_this_run_is_left() {
             continue;
         }
         let filter = format!("label=verifiers.run={run}");
-        let left = client(kind, &["ps", "--all", "--filter", &filter, "--format", "{{.Names}} {{.Status}}"]);
+        let left = client(
+            kind,
+            &["ps", "--all", "--filter", &filter, "--format", "{{.Names}} {{.Status}}"],
+        );
         assert_eq!(left.expect("a list"), "", "{kind}");
         // What made the boxes is still there to make others.
         let image = image(kind, "busybox");
-        assert_eq!(config(kind, "busybox", runtime_docker::ExecMode::Auto).image, Some(image));
-        assert_eq!(support::containers_of(kind, "no-such-box").expect("a list"), Vec::<String>::new());
+        assert_eq!(
+            config(kind, "busybox", runtime_docker::ExecMode::Auto).image,
+            Some(image)
+        );
+        assert_eq!(
+            support::containers_of(kind, "no-such-box").expect("a list"),
+            Vec::<String>::new()
+        );
     }
 }
