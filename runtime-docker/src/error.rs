@@ -88,6 +88,7 @@ pub(crate) fn from_status(kind: EngineKind, what: &str, status: u16, message: &s
         500 if message.contains("is not running") || message.contains("container state improper") => {
             ErrorKind::SandboxGone
         }
+        500 if message.contains("no such container") || message.contains("no such exec session") => ErrorKind::NotFound,
         500 if message.contains("unable to find network") => ErrorKind::InvalidConfig,
         500 if message.contains("could not select device driver") => ErrorKind::InvalidConfig,
         500 => ErrorKind::Other,
@@ -152,6 +153,14 @@ mod tests {
         assert_eq!(
             kind(500, "write /x: no space left on device"),
             ErrorKind::ResourceExhausted
+        );
+        assert_eq!(
+            kind(500, "container x does not exist in database: no such container"),
+            ErrorKind::NotFound
+        );
+        assert_eq!(
+            kind(500, "unable to find network with name x"),
+            ErrorKind::InvalidConfig
         );
         assert_eq!(kind(503, "busy"), ErrorKind::Unavailable);
         assert_eq!(kind(418, "?"), ErrorKind::Protocol);

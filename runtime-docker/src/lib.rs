@@ -1,5 +1,34 @@
-//! Docker and Podman sandboxes.
+//! Docker and Podman sandboxes at the speed of a local process.
+//!
+//! ```no_run
+//! use runtime_core::{Command, Sandbox};
+//! use runtime_docker::DockerConfig;
+//!
+//! # async fn example() -> runtime_core::Result<()> {
+//! let mut config = DockerConfig::new("python:3.11-slim");
+//! config.memory = Some(2.0);
+//! let sandbox = Sandbox::builder(config).env("STAGE", "test").provision().await?;
+//! sandbox.upload_dir("task", "/app").await?;
+//! let output = sandbox.run(Command::shell("python3 main.py; echo $STAGE")).await?;
+//! println!("{} {}", output.status, output.stdout_lossy());
+//! sandbox.stop().await
+//! # }
+//! ```
+//!
+//! # The tour
+//! [`ContainerConfig`] is what a box can be told; [`DockerConfig`] and [`PodmanConfig`] are it with an engine, and
+//! [`DockerProvider`] and [`PodmanProvider`] register them by tag. A box is reached through the *guest* of
+//! [`runtime_core::guest`], over a socket or over the container's stdio, or through the Engine API's exec: see
+//! [`ExecMode`]. `exec_mode` in a sandbox's record tells which it is.
+//!
+//! Nothing of this crate depends on a pooled connection: a box that was made on one executor can be deleted on another.
+//!
+//! # What it cannot do
+//! Enforce a network policy: one is refused before anything is created. More in the crate's README.
 #![forbid(unsafe_code)]
+
+#[cfg(not(target_os = "linux"))]
+compile_error!("runtime-docker runs on Linux; the engine may be elsewhere");
 
 mod auth;
 mod capabilities;

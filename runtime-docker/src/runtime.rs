@@ -598,7 +598,17 @@ impl Runtime for ContainerRuntime {
             },
         };
         options.timeout = options.timeout.map(|timeout| timeout.saturating_sub(started.elapsed()));
-        collect(process, options).await
+        match (collect(process, options).await, self.backend()?) {
+            // Its streams broke with the link: the reason is the box's end.
+            (Err(mut error), Backend::Guest(guest)) if error.kind() == ErrorKind::ConnectionLost => {
+                Err(match (guest.link.check(), error.take_partial_output()) {
+                    (Err(gone), partial) => gone.with_partial_output(partial.unwrap_or_default()),
+                    (Ok(()), Some(partial)) => error.with_partial_output(partial),
+                    (Ok(()), None) => error,
+                })
+            }
+            (ended, _) => ended,
+        }
     }
 
     async fn spawn_background(&self, exec: Exec, log: &Path) -> Result<()> {

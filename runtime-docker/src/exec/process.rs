@@ -400,7 +400,7 @@ impl Inner {
         };
         match code {
             // It had no process: the reason comes as output.
-            126 | 127 if !known => {
+            125..=127 if !known => {
                 let mut eof = self.eof.subscribe();
                 let _ = tokio::time::timeout(Duration::from_secs(2), eof.wait_for(|eof| *eof)).await;
                 if let Some(reason) = lock(&self.state).suspicion.take() {

@@ -197,7 +197,16 @@ impl GuestBox {
             path: target.with_file_name(name),
             of: Some(self.link.clone()),
         };
-        self.fill(&temporary.path, content, true, 0o644).await?;
+        if let Err(error) = self.fill(&temporary.path, content, true, 0o644).await {
+            // At once, as the caller may look.
+            temporary.of = None;
+            if let Err(error) = self.link.remove(&temporary.path, false).await
+                && error.kind() != ErrorKind::NotFound
+            {
+                tracing::debug!(%error, "a temporary file stays in the box");
+            }
+            return Err(error);
+        }
         match &existing {
             // As if the old file had been written into.
             Some(info) => self.link.chown(&temporary.path, info.uid, info.gid).await?,

@@ -69,7 +69,6 @@ pub(crate) fn main(kind: EngineKind, exec: ExecMode, way: &str) -> ExitCode {
     if !std::env::args().any(|argument| argument == "--list") && !support::is_there(kind) {
         return ExitCode::SUCCESS;
     }
-    let (kind, exec, way) = overridden(kind, exec, way);
     let name = format!("{} over {way}", kind.tag());
     let cache = match tempfile::Builder::new().prefix("sandbox-conformance-").tempdir() {
         Ok(cache) => Arc::new(cache),
@@ -102,18 +101,4 @@ pub(crate) fn main(kind: EngineKind, exec: ExecMode, way: &str) -> ExitCode {
         return ExitCode::FAILURE;
     }
     code
-}
-
-fn overridden(kind: EngineKind, exec: ExecMode, way: &str) -> (EngineKind, ExecMode, String) {
-    let kind = match std::env::var("X_KIND").as_deref() {
-        Ok("podman") => EngineKind::Podman,
-        Ok("docker") => EngineKind::Docker,
-        _ => kind,
-    };
-    match std::env::var("X_WAY").as_deref() {
-        Ok("socket") => (kind, ExecMode::Guest, "socket".into()),
-        Ok("stdio") => (kind, ExecMode::Stdio, "stdio".into()),
-        Ok("engine") => (kind, ExecMode::Engine, "engine".into()),
-        _ => (kind, exec, way.to_owned()),
-    }
 }
