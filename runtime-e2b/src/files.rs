@@ -440,7 +440,11 @@ pub(crate) async fn create_dir(envd: &Envd, path: &Path) -> Result<()> {
     let made: Result<EntryResponse> = envd.call("create_dir", &wire::make_dir(text, USER)).await;
     match made {
         Ok(_) => Ok(()),
-        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(()),
+        // Something is there, or in the way.
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => match entry(envd, text).await {
+            Ok(there) if there.r#type == WireType::Directory as i32 => Ok(()),
+            _ => Err(error),
+        },
         Err(error) if error.kind() == ErrorKind::InvalidArgument => {
             Err(Error::new(ErrorKind::AlreadyExists, format!("{text} is there and is no directory")).with_source(error))
         }

@@ -307,7 +307,7 @@ impl Pipe {
     }
 
     fn is_starving(&self) -> bool {
-        self.abandoned || (self.length == 0 && self.reader.is_some())
+        self.length == 0 && self.reader.is_some()
     }
 }
 
@@ -332,9 +332,8 @@ impl Pipes {
         if self.draining {
             return true;
         }
-        let holds = |full: &Pipe, other: &Pipe| {
-            full.length >= HOLD_STARVING || (full.length >= HOLD && !(other.is_starving() && !other.abandoned))
-        };
+        let holds =
+            |full: &Pipe, other: &Pipe| full.length >= HOLD_STARVING || (full.length >= HOLD && !other.is_starving());
         !holds(&self.stdout, &self.stderr) && !holds(&self.stderr, &self.stdout)
     }
 

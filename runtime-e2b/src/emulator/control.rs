@@ -80,20 +80,20 @@ fn unknown(id: &str) -> Answer {
 }
 
 /// The lifetime, or why it is refused.
-fn lifetime(state: &State, asked: Option<i64>, default: u64) -> Result<u64, Answer> {
+fn lifetime(state: &State, asked: Option<i64>, default: u64) -> Result<u64, Box<Answer>> {
     let seconds = match asked {
         None => default.min(state.max_lifetime()),
         Some(seconds) => match u64::try_from(seconds) {
             Ok(seconds) if seconds > 0 => seconds,
-            _ => return Err(failure(StatusCode::BAD_REQUEST, "timeout must be positive")),
+            _ => return Err(Box::new(failure(StatusCode::BAD_REQUEST, "timeout must be positive"))),
         },
     };
     if seconds > state.max_lifetime() {
         let hours = state.max_lifetime() / 3600;
-        return Err(failure(
+        return Err(Box::new(failure(
             StatusCode::BAD_REQUEST,
             format!("Timeout cannot be greater than {hours} hours"),
-        ));
+        )));
     }
     Ok(seconds)
 }
@@ -107,7 +107,7 @@ async fn create(state: &Arc<State>, request: Request<Incoming>, default: u64) ->
     };
     let timeout = match lifetime(state, body.timeout, default) {
         Ok(timeout) => timeout,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     if let Some(Err(why)) = body.network.as_ref().map(check_network) {
         return failure(StatusCode::BAD_REQUEST, why);
@@ -194,7 +194,7 @@ async fn timeout_of(request: Request<Incoming>) -> Option<i64> {
 async fn connect(state: &Arc<State>, id: &str, request: Request<Incoming>) -> Answer {
     let timeout = match lifetime(state, timeout_of(request).await, 300) {
         Ok(timeout) => timeout,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     let Some(found) = state.find(id) else {
         return unknown(id);

@@ -18,7 +18,7 @@ use super::server::{Answer, Piece, channel, failure, json as answer, query, read
 const CHUNK: usize = 256 << 10;
 
 /// The path and user that a request names.
-fn target(users: &Users, request: &Request<Incoming>) -> Result<(Option<String>, User), Answer> {
+fn target(users: &Users, request: &Request<Incoming>) -> Result<(Option<String>, User), Box<Answer>> {
     let query = query(request);
     let get = |name: &str| {
         query
@@ -30,10 +30,10 @@ fn target(users: &Users, request: &Request<Incoming>) -> Result<(Option<String>,
         .filter(|name| !name.is_empty())
         .unwrap_or_else(|| "user".to_owned());
     let Some(user) = users.find(&name) else {
-        return Err(failure(
+        return Err(Box::new(failure(
             StatusCode::UNAUTHORIZED,
             format!("error looking up user '{name}'"),
-        ));
+        )));
     };
     let path = get("path").map(|path| resolve(&path, &user));
     Ok((path, user))
@@ -77,7 +77,7 @@ fn range(request: &Request<Incoming>, size: u64) -> Option<Result<(u64, u64), ()
 pub(super) fn download(users: &Users, request: &Request<Incoming>) -> Answer {
     let (path, _) = match target(users, request) {
         Ok(target) => target,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     let path = path.unwrap_or_default();
     let metadata = match fs::metadata(&path) {
@@ -150,20 +150,23 @@ pub(super) fn download(users: &Users, request: &Request<Incoming>) -> Answer {
 }
 
 /// Opens a file for writing as envd does: in place, parents made, the user its owner.
-fn open(path: &str, user: &User) -> Result<File, Answer> {
+fn open(path: &str, user: &User) -> Result<File, Box<Answer>> {
     let target = Path::new(path);
     if target.is_dir() {
-        return Err(failure(StatusCode::BAD_REQUEST, format!("path is a directory: {path}")));
+        return Err(Box::new(failure(
+            StatusCode::BAD_REQUEST,
+            format!("path is a directory: {path}"),
+        )));
     }
     if let Some(parent) = target.parent()
         && let Err(error) = make_dirs(parent, user)
     {
-        return Err(failure(
+        return Err(Box::new(failure(
             StatusCode::INTERNAL_SERVER_ERROR,
             format!("error creating '{path}': {error}"),
-        ));
+        )));
     }
-    let file = File::create(target).map_err(|error| failed(path, &error))?;
+    let file = File::create(target).map_err(|error| Box::new(failed(path, &error)))?;
     let _ = chown(target, Some(user.uid), Some(user.gid));
     Ok(file)
 }
@@ -179,7 +182,7 @@ fn written(path: &str) -> Value {
 pub(super) async fn upload(users: &Users, request: Request<Incoming>) -> Answer {
     let (path, user) = match target(users, &request) {
         Ok(target) => target,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     let kind = request
         .headers()
@@ -210,7 +213,7 @@ pub(super) async fn upload(users: &Users, request: Request<Incoming>) -> Answer 
     };
     let mut file = match open(&path, &user) {
         Ok(file) => file,
-        Err(refusal) => return refusal,
+        Err(refusal) => return *refusal,
     };
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
@@ -273,7 +276,7 @@ fn multipart(body: &[u8], boundary: &str, path: Option<String>, user: &User) -> 
         let path = path.clone().unwrap_or_else(|| resolve(&name, user));
         let mut file = match open(&path, user) {
             Ok(file) => file,
-            Err(refusal) => return refusal,
+            Err(refusal) => return *refusal,
         };
         if let Err(error) = file.write_all(&content) {
             return failed(&path, &error);
