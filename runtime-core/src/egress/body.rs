@@ -1,7 +1,6 @@
 //! [`Outgoing`] and [`Reply`]: bodies on their way through, counted and with a deadline.
 
 use std::fmt;
-use std::future::Future;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,9 +9,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
-use tokio::time::{Instant, Sleep};
 use tokio_util::sync::CancellationToken;
 
+use super::deadline::Deadline;
 use super::forward::Exchange;
 
 /// A request's body on its way out.
@@ -82,8 +81,7 @@ pub(super) struct Answer {
     quit: CancellationToken,
     exchange: Arc<Exchange>,
     limit: Option<Duration>,
-    timer: Option<Pin<Box<Sleep>>>,
-    waiting: bool,
+    deadline: Deadline,
 }
 
 /// Why an answer broke off.
@@ -117,22 +115,13 @@ impl Answer {
             quit,
             exchange,
             limit,
-            timer: None,
-            waiting: false,
+            deadline: Deadline::default(),
         }
     }
 
-    fn poll_late(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        let Some(limit) = self.limit else {
-            return Poll::Pending;
-        };
-        let at = Instant::now() + limit;
-        let timer = self.timer.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(at)));
-        if !self.waiting {
-            timer.as_mut().reset(at);
-            self.waiting = true;
-        }
-        timer.as_mut().poll(context)
+    fn is_late(&mut self, context: &mut Context<'_>) -> bool {
+        self.limit
+            .is_some_and(|limit| self.deadline.poll_over(0, limit, context))
     }
 }
 
@@ -150,13 +139,15 @@ impl Body for Reply {
         let frame = match Pin::new(&mut answer.body).poll_frame(context) {
             Poll::Ready(frame) => frame,
             Poll::Pending => {
-                ready!(answer.poll_late(context));
+                if !answer.is_late(context) {
+                    return Poll::Pending;
+                }
                 answer.quit.cancel();
                 answer.exchange.attempt.failed("response_timeout");
                 return Poll::Ready(Some(Err(Broken::TimedOut)));
             }
         };
-        answer.waiting = false;
+        answer.deadline.progress();
         if let Some(Ok(frame)) = &frame
             && let Some(data) = frame.data_ref()
         {

@@ -1,7 +1,10 @@
 //! Plain requests: judged one by one, written anew, sent on over a connection of this client's own.
 
+use std::future::Future;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::Poll;
 use std::time::Duration;
 
 use hyper::body::{Body, Incoming};
@@ -14,6 +17,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
 use super::body::{Answer, Outgoing, Reply};
+use super::deadline::Deadline;
 use super::dial::{Dialled, NoWay, dial};
 use super::guard::Gate;
 use super::lenient::Lenient;
@@ -26,6 +30,8 @@ use crate::network::{Destination, Scheme, Tunnel};
 /// A connection that was idle for longer may be closed by its server at any moment, so that a request which must not be
 /// sent twice goes over a new one.
 const FRESH: Duration = Duration::from_secs(1);
+/// A connection that was used this moment is not about to be closed for idleness.
+const BUSY: Duration = Duration::from_millis(10);
 /// What is buffered of an answer.
 const ANSWER_BUFFER: usize = 128 << 10;
 
@@ -71,6 +77,8 @@ struct Upstream {
     sender: http1::SendRequest<Outgoing>,
     verdict: Verdict,
     used: Instant,
+    /// Of an answer.
+    deadline: Option<Deadline>,
     quit: Quit,
 }
 
@@ -253,13 +261,14 @@ async fn forward(client: &Client, mut request: Request<Incoming>, exchange: Arc<
     };
     let bodiless = body.is_end_stream();
     let once = !(bodiless && head.method.is_idempotent());
-    let mut again = (!once && !websocket).then(|| head.clone());
-    let mut request = Request::from_parts(head, Outgoing::new(Some(body), &exchange));
     let mut kept = if websocket {
         None
     } else {
         client.kept(&way.destination, &in_force, once)
     };
+    let is_idle = kept.as_ref().is_some_and(|kept| kept.used.elapsed() > BUSY);
+    let mut again = (is_idle && !once).then(|| head.clone());
+    let mut request = Request::from_parts(head, Outgoing::new(Some(body), &exchange));
     let mut entered = None;
     let (response, upstream) = loop {
         let reused = kept.is_some();
@@ -385,26 +394,38 @@ async fn send(
         tracing::debug!(%error, "a connection outward is not usable");
         return Err(Failed::NotSent(Box::new(request)));
     }
-    let response = upstream.sender.try_send_request(request);
-    tokio::pin!(response);
-    loop {
-        let before = exchange.attempt.sent.load(Ordering::Relaxed);
-        let answered = match limit {
-            None => response.as_mut().await,
-            Some(limit) => match tokio::time::timeout(limit, response.as_mut()).await {
-                Ok(answered) => answered,
-                // While the request is still on its way, an answer is not due.
-                Err(_) if exchange.attempt.sent.load(Ordering::Relaxed) != before => continue,
-                Err(_) => return Err(Failed::TimedOut),
-            },
-        };
-        return answered.map_err(|mut error| match error.take_message() {
+    let mut response = pin!(upstream.sender.try_send_request(request));
+    let mut deadline = upstream.deadline.take().unwrap_or_default();
+    deadline.progress();
+    let sent = || exchange.attempt.sent.load(Ordering::Relaxed);
+    let mut before = sent();
+    let answered = std::future::poll_fn(|context| {
+        if let Poll::Ready(answered) = response.as_mut().poll(context) {
+            return Poll::Ready(Some(answered));
+        }
+        while let Some(limit) = limit
+            && deadline.poll_over(0, limit, context)
+        {
+            // While the request is still on its way, an answer is not due.
+            if sent() == before {
+                return Poll::Ready(None);
+            }
+            before = sent();
+            deadline.progress();
+        }
+        Poll::Pending
+    })
+    .await;
+    upstream.deadline = Some(deadline);
+    match answered {
+        None => Err(Failed::TimedOut),
+        Some(answered) => answered.map_err(|mut error| match error.take_message() {
             Some(request) => Failed::NotSent(Box::new(request)),
             None => {
                 tracing::debug!(error = %error.error(), "a request was not answered");
                 Failed::Broken
             }
-        });
+        }),
     }
 }
 
@@ -457,6 +478,7 @@ async fn open(shared: &Arc<Shared>, way: Way, to_be_switched: bool) -> Result<(U
         sender,
         verdict,
         used: Instant::now(),
+        deadline: None,
         quit,
     };
     Ok((upstream, kept))

@@ -6,13 +6,13 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, Waker, ready};
-use std::time::Duration;
 
 use bytes::{Buf, Bytes, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::{Instant, Sleep};
+use tokio::time::Sleep;
 use tokio_util::io::poll_read_buf;
 
+use super::deadline::Deadline;
 use super::framing::{Framing, Step};
 use super::limits::Limits;
 
@@ -84,36 +84,6 @@ pub(super) struct Guarded<S> {
     reading: Deadline,
     writing: Deadline,
     closing: Option<Pin<Box<Sleep>>>,
-}
-
-/// A deadline that costs nothing until something has to wait.
-#[derive(Debug, Default)]
-struct Deadline {
-    timer: Option<Pin<Box<Sleep>>>,
-    armed: bool,
-    phase: u8,
-}
-
-impl Deadline {
-    /// Whether `limit` has passed since this phase's waiting began.
-    fn poll_over(&mut self, phase: u8, limit: Duration, context: &mut Context<'_>) -> bool {
-        let at = || Instant::now() + limit;
-        if !self.armed || self.phase != phase {
-            match &mut self.timer {
-                Some(timer) => timer.as_mut().reset(at()),
-                None => self.timer = Some(Box::pin(tokio::time::sleep_until(at()))),
-            }
-            (self.armed, self.phase) = (true, phase);
-        }
-        match &mut self.timer {
-            Some(timer) => timer.as_mut().poll(context).is_ready(),
-            None => false,
-        }
-    }
-
-    fn progress(&mut self) {
-        self.armed = false;
-    }
 }
 
 const IDLE: u8 = 0;

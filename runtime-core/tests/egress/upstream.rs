@@ -2,8 +2,9 @@
 
 use std::convert::Infallible;
 use std::io;
+use std::path::{Path, PathBuf};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::task::{Context, Poll};
 
 use http_body_util::combinators::BoxBody;
@@ -61,6 +62,7 @@ impl Arrived {
 /// | `/hang` | nothing |
 /// | `/redirect` | to `http://other.example/` |
 /// | `/ws` | 101, then echoes |
+/// | `/files/…` | what [`serve_files`] serves |
 /// | anything else | `ok` |
 pub(crate) async fn http(address: &str, port: u16) -> Arrived {
     let arrived = Arrived::default();
@@ -98,6 +100,30 @@ pub(crate) async fn serve<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(st
         _ = serving => {}
         () = closer.notified() => {}
     }
+}
+
+static FILES: OnceLock<PathBuf> = OnceLock::new();
+
+/// Serves the files below `dir`, and `index.html` for a directory.
+pub(crate) fn serve_files(dir: &Path) {
+    FILES.set(dir.to_owned()).unwrap();
+}
+
+fn file(path: &str) -> Response<Sent> {
+    let mut path = FILES.get().unwrap().join(path);
+    if path.is_dir() {
+        path.push("index.html");
+    }
+    let mut response = Response::new(full(""));
+    match std::fs::read(&path) {
+        Ok(bytes) => *response.body_mut() = full(bytes),
+        Err(_) => *response.status_mut() = StatusCode::NOT_FOUND,
+    }
+    if path.extension().is_some_and(|extension| extension == "html") {
+        let html = hyper::header::HeaderValue::from_static("text/html");
+        response.headers_mut().insert("content-type", html);
+    }
+    response
 }
 
 type Sent = BoxBody<Bytes, hyper::Error>;
@@ -138,6 +164,7 @@ async fn respond(mut request: Request<Incoming>, once: Arc<tokio::sync::Notify>)
             });
             Response::new(full("once"))
         }
+        path if path.starts_with("/files/") => file(path.trim_start_matches("/files/")),
         "/hang" => std::future::pending().await,
         "/redirect" => {
             let mut response = Response::new(full(""));
