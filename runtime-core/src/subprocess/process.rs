@@ -29,6 +29,7 @@ pub(crate) struct Groups {
     background: Mutex<Vec<Arc<Control>>>,
     next: AtomicU64,
     owned: AtomicBool,
+    started: AtomicBool,
     closed: AtomicBool,
 }
 
@@ -40,6 +41,17 @@ impl Groups {
 
     pub(crate) fn is_owned(&self) -> bool {
         self.owned.load(Ordering::SeqCst)
+    }
+
+    /// A program is about to be started. To be called before [`is_closed`](Self::is_closed) is asked: so either the
+    /// start sees the end, or the end sees the start.
+    pub(crate) fn start_one(&self) {
+        self.started.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether any program was ever to be started.
+    pub(crate) fn any_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
     }
 
     /// No program starts any more.
