@@ -1,6 +1,6 @@
 //! What a lease adds to the life of a box: the same provisions and stops with and without.
 //!
-//! `cargo bench -p runtime-core --bench lease`
+//! `cargo bench -p runtime-core --bench lease [-- lives execs many]`
 
 #[cfg(all(feature = "subprocess", unix))]
 fn main() {
@@ -64,11 +64,22 @@ mod measure {
             .enable_all()
             .build()
             .unwrap();
+        // Cargo adds flags of its own.
+        let chosen: Vec<String> = std::env::args()
+            .skip(1)
+            .filter(|argument| !argument.starts_with('-'))
+            .collect();
+        let wanted = |part: &str| chosen.is_empty() || chosen.iter().any(|chosen| chosen == part);
         executor.block_on(async {
-            lives(&cache).await;
-            execs(&cache).await;
-            many(&cache, OFF).await;
-            many(&cache, PROCESS).await;
+            if wanted("lives") {
+                lives(&cache).await;
+            }
+            if wanted("execs") {
+                execs(&cache).await;
+            }
+            if wanted("many") {
+                many(&cache).await;
+            }
         });
     }
 
@@ -120,26 +131,33 @@ mod measure {
         }
     }
 
-    /// All alive at once.
-    async fn many(cache: &CacheDir, way: Way) {
+    /// All alive at once, the ways in turn.
+    async fn many(parent: &CacheDir) {
         let open = || std::fs::read_dir("/proc/self/fd").map_or(0, Iterator::count);
         let before = open();
-        let start = Instant::now();
-        let mut boxes = Vec::with_capacity(MANY);
+        let ways = [OFF, PROCESS].map(|way| (way, parent.join(way.name).unwrap(), Vec::with_capacity(MANY)));
+        let mut ways = ways.map(|(way, dir, times)| (way, CacheDir::at(dir), times));
+        let mut boxes = Vec::with_capacity(2 * MANY);
         for _ in 0..MANY {
-            boxes.push(builder(cache, way).provision().await.unwrap());
-        }
-        let created = start.elapsed();
-        let descriptors = open() - before;
-        let start = Instant::now();
-        for sandbox in &boxes {
-            sandbox.stop().await.unwrap();
+            for (way, cache, times) in &mut ways {
+                let start = Instant::now();
+                boxes.push(builder(cache, *way).provision().await.unwrap());
+                times.push(start.elapsed());
+            }
         }
         println!(
-            "{MANY} boxes at once, {}: created in {:.1?} each, stopped in {:.1?} each, {descriptors} descriptors more",
-            way.name,
-            created / MANY as u32,
-            start.elapsed() / MANY as u32,
+            "{MANY} boxes each, all alive at once, {} descriptors more:",
+            open() - before
         );
+        for (way, _, times) in &mut ways {
+            let mean = times.iter().sum::<Duration>() / MANY as u32;
+            println!(
+                "  {:<22} provision {:>10.1?} (mean {mean:.1?})",
+                way.name,
+                quantile(times, 0.5)
+            );
+        }
+        let stopped = runtime_core::shutdown::stop_all(Duration::from_secs(300)).await;
+        assert!(stopped.is_complete(), "{stopped:?}");
     }
 }

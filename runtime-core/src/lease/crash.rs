@@ -12,8 +12,10 @@ macro_rules! crash_point {
 
 pub(crate) use crash_point;
 
+#[cfg(all(test, feature = "subprocess", target_os = "linux"))]
+pub(crate) use for_tests::COUNTDOWN;
 #[cfg(test)]
-pub(crate) use for_tests::{COUNTDOWN, reached};
+pub(crate) use for_tests::reached;
 
 #[cfg(test)]
 mod for_tests {

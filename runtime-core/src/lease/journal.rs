@@ -29,7 +29,7 @@ const COMPACT_FROM: u64 = 256 << 10;
 /// A journal is rewritten when it is this many times as large as what still matters.
 const COMPACT_FACTOR: u64 = 4;
 /// How long leases that need only survive the process may wait for a flush that covers them together. A flush holds up
-/// what others do on the file system, creations of boxes among them: at 20 ms it quadrupled the cost of many boxes.
+/// what others do on the file system, creations of boxes among them.
 const LAZY_FLUSH: Duration = Duration::from_secs(1);
 /// How often a new file is made again when a reaper took it for a dead one.
 const CREATE_ATTEMPTS: u32 = 16;
@@ -166,6 +166,10 @@ impl Journal {
             return Ok(());
         };
         inner.live_bytes -= live.size;
+        if inner.live.is_empty() && is_unlinked(&inner.file)? {
+            // The directory was removed and has nothing to come back for.
+            return Ok(());
+        }
         let line = checked_line(&Event::Gone { key })?;
         self.append(&mut inner, &line)?;
         self.compact_if_due(&mut inner);

@@ -6,7 +6,7 @@ use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read as _, Write as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime};
+use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use tokio::sync::Semaphore;
@@ -22,9 +22,11 @@ use crate::scope::RunScope;
 
 /// How many journals are held at once; each is a descriptor.
 const JOURNALS_AT_ONCE: usize = 64;
-/// How often a journal is tried again that is held although its owner is not seen to run, or that was free a moment
-/// ago. A child that the owner had forked holds the lock until it executes; another reaper may look into it.
-const LOCK_ATTEMPTS: u32 = 20;
+/// How long to wait for journals that are held although their owner is not seen to run: a child that it had forked holds
+/// the lock until it executes. As far as another reaper holds them, it has deleted their boxes when we report.
+const HELD_PATIENCE: Duration = Duration::from_secs(5);
+/// How long to wait for journals that were free a moment ago: another reaper looks into them, or took them.
+const FREE_PATIENCE: Duration = Duration::from_millis(100);
 const LOCK_PAUSE: Duration = Duration::from_millis(5);
 
 /// What to reap, and how.
@@ -254,17 +256,10 @@ pub async fn reap(registry: &Registry, options: ReapOptions) -> Result<Report> {
     };
     for paths in scan.free.chunks(JOURNALS_AT_ONCE) {
         let paths = paths.to_vec();
-        let opened = blocking(move || Ok(paths.iter().map(|path| Dead::take(path, dry_run)).collect::<Vec<_>>()))
+        let (dead, damaged) = blocking(move || Ok(take(paths, dry_run)))
             .await
             .map_err(|error| Error::io("reading leases", error))?;
-        let mut dead = Vec::new();
-        for opened in opened {
-            match opened {
-                Ok(Some(journal)) => dead.push(Arc::new(journal)),
-                Ok(None) => {}
-                Err(damage) => report.damaged.push(damage),
-            }
-        }
+        report.damaged.extend(damaged);
         work.delete(&dead, &mut report).await;
     }
     Ok(report)
@@ -323,24 +318,27 @@ fn scan(dir: &Path, dry_run: bool) -> io::Result<Scan> {
             Err(error) => scan.damaged.push(unreadable(path, &error)),
         }
     }
-    for _ in 0..LOCK_ATTEMPTS {
-        if unclear.is_empty() {
-            break;
+    retry(&mut unclear, HELD_PATIENCE, |(path, _)| match look(path) {
+        Ok(Look::Free(_)) => {
+            scan.free.push(path.clone());
+            false
         }
-        std::thread::sleep(LOCK_PAUSE);
-        unclear.retain(|(path, _)| match look(path) {
-            Ok(Look::Free(_)) => {
-                scan.free.push(path.clone());
-                false
-            }
-            Ok(Look::Gone) => false,
-            Ok(Look::Held(_)) | Err(_) => true,
-        });
-    }
+        Ok(Look::Gone) => false,
+        Ok(Look::Held(_)) | Err(_) => true,
+    });
     for (_, contents) in unclear {
         scan.count_living(contents);
     }
     Ok(scan)
+}
+
+/// Tries again those that `unsettled` says are, until none is or patience ends. Blocks.
+fn retry<T>(items: &mut Vec<T>, patience: Duration, mut unsettled: impl FnMut(&mut T) -> bool) {
+    let deadline = Instant::now() + patience;
+    while !items.is_empty() && Instant::now() < deadline {
+        std::thread::sleep(LOCK_PAUSE);
+        items.retain_mut(&mut unsettled);
+    }
 }
 
 impl Scan {
@@ -403,36 +401,42 @@ struct Dead {
     contents: Contents,
 }
 
-impl Dead {
-    /// Locks and reads it; `None` if another reaper has it or had it.
-    fn take(path: &Path, dry_run: bool) -> Result<Option<Self>, Damage> {
-        Self::try_take(path, dry_run).map_err(|error| unreadable(path.to_owned(), &error))
-    }
-
-    fn try_take(path: &Path, dry_run: bool) -> io::Result<Option<Self>> {
-        for attempt in 0..LOCK_ATTEMPTS {
-            if attempt > 0 {
-                std::thread::sleep(LOCK_PAUSE);
+/// Locks and reads those that no other reaper takes or took. Blocks.
+fn take(mut paths: Vec<PathBuf>, dry_run: bool) -> (Vec<Arc<Dead>>, Vec<Damage>) {
+    let (mut dead, mut damaged) = (Vec::new(), Vec::new());
+    let mut unsettled = |path: &mut PathBuf| match look(path) {
+        Ok(Look::Free(file)) => {
+            match Dead::open(path, file, dry_run) {
+                Ok(journal) => dead.push(Arc::new(journal)),
+                Err(error) => damaged.push(unreadable(path.clone(), &error)),
             }
-            match look(path)? {
-                Look::Free(file) => {
-                    let contents = read(&file)?;
-                    if contents.torn > 0 && !dry_run {
-                        // What we add must not continue a line that was never finished.
-                        let len = file.metadata()?.len();
-                        file.set_len(len.saturating_sub(contents.torn as u64))?;
-                    }
-                    return Ok(Some(Self {
-                        path: path.to_owned(),
-                        file: Mutex::new(file),
-                        contents,
-                    }));
-                }
-                Look::Held(_) => {}
-                Look::Gone => return Ok(None),
-            }
+            false
         }
-        Ok(None)
+        Ok(Look::Held(_)) => true,
+        Ok(Look::Gone) => false,
+        Err(error) => {
+            damaged.push(unreadable(path.clone(), &error));
+            false
+        }
+    };
+    paths.retain_mut(&mut unsettled);
+    retry(&mut paths, FREE_PATIENCE, unsettled);
+    (dead, damaged)
+}
+
+impl Dead {
+    fn open(path: &Path, file: File, dry_run: bool) -> io::Result<Self> {
+        let contents = read(&file)?;
+        if contents.torn > 0 && !dry_run {
+            // What we add must not continue a line that was never finished.
+            let len = file.metadata()?.len();
+            file.set_len(len.saturating_sub(contents.torn as u64))?;
+        }
+        Ok(Self {
+            path: path.to_owned(),
+            file: Mutex::new(file),
+            contents,
+        })
     }
 
     /// Ends a lease, so that a reaper that comes after our own death does not repeat it.

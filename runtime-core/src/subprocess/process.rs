@@ -28,10 +28,22 @@ pub(crate) struct Groups {
     running: Mutex<HashMap<u64, Weak<Control>>>,
     background: Mutex<Vec<Arc<Control>>>,
     next: AtomicU64,
+    started: AtomicBool,
     closed: AtomicBool,
 }
 
 impl Groups {
+    /// A program is about to be started. To be called before [`is_closed`](Self::is_closed) is asked: so either the
+    /// start sees the end, or the end sees the start.
+    pub(crate) fn start_one(&self) {
+        self.started.store(true, Ordering::SeqCst);
+    }
+
+    /// Whether any program was ever to be started.
+    pub(crate) fn any_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
+    }
+
     /// No program starts any more.
     pub(crate) fn close(&self) {
         self.closed.store(true, Ordering::SeqCst);

@@ -105,6 +105,7 @@ impl SubprocessRuntime {
     }
 
     fn launch(&self, exec: Exec, stdio: Stdio) -> Result<Launch> {
+        self.groups.start_one();
         self.check_alive()?;
         spawn::launch(&self.groups, exec, stdio, &self.dir)
     }
@@ -168,7 +169,10 @@ impl Runtime for SubprocessRuntime {
             return Ok(());
         }
         self.groups.end(GRACE).await;
-        delete_directory(&self.spec.name, &self.dir, &self.claim, OwnerIs::Alive).await
+        let owner = OwnerIs::Alive {
+            started: self.groups.any_started(),
+        };
+        delete_directory(&self.spec.name, &self.dir, &self.claim, owner).await
     }
 
     async fn spawn(&self, exec: Exec) -> Result<Process> {
@@ -321,7 +325,10 @@ fn create_directory(dir: &Path, claim: &str) -> Result<()> {
 /// Who a box is deleted for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum OwnerIs {
-    Alive,
+    Alive {
+        /// It started programs, so there may be something to search all processes for.
+        started: bool,
+    },
     /// Killed at any moment: between fork and exec, too.
     Dead,
 }
@@ -348,7 +355,9 @@ pub(crate) async fn delete_directory(name: &str, dir: &Path, claim: &str, owner:
             Err(error) => return Err(Error::io(format_args!("reading {}", claim_path.display()), error)),
         }
         #[cfg(all(target_os = "linux", not(portable_processes)))]
-        crate::subprocess::marker::kill_marked(MARKER, &dir)?;
+        if owner != (OwnerIs::Alive { started: false }) {
+            crate::subprocess::marker::kill_marked(MARKER, &dir)?;
+        }
         crash_point!("killed");
         files::remove_box(&dir)?;
         crash_point!("removed");

@@ -402,23 +402,31 @@ async fn with_leases_off_nothing_is_written() {
     sandbox.stop().await.unwrap();
 }
 
-#[tokio::test]
-async fn a_provision_that_nobody_waits_for_leaves_no_lease() {
+#[test]
+fn a_provision_that_nobody_waits_for_leaves_no_lease() {
     let bench = Bench::new();
-    for polls in 0..8 {
-        let script = Arc::new(Script::default());
-        let mut provision = Box::pin(builder(&script, &bench).provision());
-        for _ in 0..polls {
-            let polled = std::future::poll_fn(|context| std::task::Poll::Ready(provision.as_mut().poll(context))).await;
-            if polled.is_ready() {
-                break;
+    let executor = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .build()
+        .unwrap();
+    executor.block_on(async {
+        for polls in 0..8 {
+            let script = Arc::new(Script::default());
+            let mut provision = Box::pin(builder(&script, &bench).provision());
+            for _ in 0..polls {
+                let poll =
+                    |context: &mut std::task::Context<'_>| std::task::Poll::Ready(provision.as_mut().poll(context));
+                if std::future::poll_fn(poll).await.is_ready() {
+                    break;
+                }
+                tokio::task::yield_now().await;
             }
-            tokio::task::yield_now().await;
         }
-        drop(provision);
-    }
+    });
+    // Waits for what writes leases.
+    drop(executor);
     while !on_disk(bench.dir.path()).is_empty() {
-        tokio::task::yield_now().await;
+        std::thread::yield_now();
     }
 }
 
@@ -448,4 +456,30 @@ async fn orphans_are_reaped_before_the_first_provision_if_asked_for() {
     let sandbox = again().reap_orphans(true).provision().await.unwrap();
     sandbox.stop().await.unwrap();
     assert_eq!(on_disk(bench.dir.path()), []);
+}
+
+#[cfg(all(feature = "subprocess", target_os = "linux"))]
+#[tokio::test]
+async fn the_lease_of_a_refused_name_does_not_delete_the_box_that_has_it() {
+    use crate::subprocess::SubprocessConfig;
+    let bench = Bench::new();
+    // Without a lease of its own, so that nothing but its claim protects it.
+    let sandbox = Sandbox::builder(SubprocessConfig::default())
+        .cache(bench.cache())
+        .name("taken")
+        .leases(LeasePolicy::Off)
+        .provision()
+        .await
+        .unwrap();
+    let mut refused = record("taken");
+    refused.provider = "subprocess".into();
+    refused.context = BTreeMap::from([
+        ("dir".into(), sandbox.workdir().to_string_lossy().into_owned()),
+        ("claim".into(), "of-the-refused".into()),
+    ]);
+    bench.dead([refused]);
+    let report = reap(&Registry::with_builtin(), bench.options()).await.unwrap();
+    assert_eq!((report.deleted(), bench.files().len()), (1, 0), "{report}");
+    assert!(sandbox.run(["true"]).await.unwrap().success());
+    sandbox.stop().await.unwrap();
 }

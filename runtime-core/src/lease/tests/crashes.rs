@@ -69,9 +69,9 @@ async fn boxes(cache: &CacheDir) -> Result<()> {
     let (key, _) = journal.begin(record("of another provider")).unwrap().unwrap();
     journal.leave(key).unwrap();
     // Enough to have the journal rewritten.
-    for _ in 0..400 {
+    for _ in 0..40 {
         let mut large = record("large");
-        large.context.insert("filler".into(), "x".repeat(1000));
+        large.context.insert("filler".into(), "x".repeat(8000));
         let (key, _) = journal.begin(large).unwrap().unwrap();
         journal.finish(key).unwrap();
     }
@@ -98,9 +98,9 @@ async fn a_process_that_dies_between_any_two_steps_leaves_nothing_that_one_reap_
         if !killed {
             break;
         }
-        // The many short lives pass the same few places.
-        after += if after < 60 { 1 } else { 37 };
-        assert!(after < 100 * PLACES, "the child never ended by itself");
+        // The short lives at the end pass the same few places again and again.
+        after += if after < 60 { 1 } else { 5 };
+        assert!(after < PLACES, "the child never ended by itself");
     }
     assert!(after > 40, "only {after} places were passed");
 }

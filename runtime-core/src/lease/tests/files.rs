@@ -31,10 +31,10 @@ async fn a_journal_of_many_short_lives_stays_small_and_keeps_the_long_ones() {
     let bench = Bench::new();
     let provider = Counting::new();
     let journal = bench.journal();
-    let long = begin(&journal, record("long"));
+    let long = begin(&journal, own("long"));
     let mut largest = 0;
     for n in 0..5_000 {
-        let key = begin(&journal, record("short"));
+        let key = begin(&journal, own("short"));
         journal.learn_id(key, "i-short").unwrap();
         if n == 2_500 {
             journal.learn_id(long, "i-long").unwrap();
@@ -57,15 +57,25 @@ async fn a_journal_of_many_short_lives_stays_small_and_keeps_the_long_ones() {
 async fn when_the_cache_directory_is_emptied_the_next_lease_brings_the_living_ones_back() {
     let bench = Bench::new();
     let journal = bench.journal();
-    begin(&journal, record("before"));
+    begin(&journal, own("before"));
     std::fs::remove_dir_all(bench.leases()).unwrap();
-    begin(&journal, record("after"));
+    begin(&journal, own("after"));
     let provider = Counting::new();
     let report = bench.reap(&provider).await;
     assert_eq!((report.living_owners, report.living_boxes), (1, 2), "and it is locked");
     journal.die();
     bench.reap(&provider).await;
     assert_eq!(provider.names(), ["after", "before"]);
+}
+
+#[test]
+fn the_end_of_the_last_lease_does_not_bring_a_removed_directory_back() {
+    let bench = Bench::new();
+    let journal = bench.journal();
+    let key = begin(&journal, record("last"));
+    std::fs::remove_dir_all(bench.leases()).unwrap();
+    journal.finish(key).unwrap();
+    assert!(!bench.leases().exists());
 }
 
 #[test]
@@ -151,7 +161,7 @@ async fn a_lease_that_was_left_is_reaped_although_its_owner_lives() {
     let bench = Bench::new();
     let provider = Counting::new();
     let journal = bench.journal();
-    begin(&journal, record("kept"));
+    begin(&journal, own("kept"));
     let key = begin(&journal, record("left"));
     journal.learn_id(key, "i-9").unwrap();
     let path = journal.leave(key).unwrap().expect("it was live");
