@@ -332,7 +332,7 @@ async fn podman_service() -> Result<PathBuf> {
     // A shell beside it reads from a pipe that ends with this process, however it ends; then it ends the whole group.
     const SCRIPT: &str = r#"
         exec 3<&0
-        { read -r _ <&3; rm -rf -- "$2"; kill -TERM 0; } &
+        { read -r _ <&3; rm -rf -- "$2"; kill -TERM $$; sleep 5; kill -KILL 0; } &
         exec podman system service --time "$3" "unix://$1" </dev/null 3<&-
     "#;
     let log = directory.join("log");

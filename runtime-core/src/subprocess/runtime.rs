@@ -362,8 +362,8 @@ pub(crate) async fn delete_directory(name: &str, dir: &Path, claim: &str, owner:
         files::remove_box(&dir)?;
         crash_point!("removed");
         // What its owner had forked and not yet executed shows the marker only now.
+        #[cfg(all(target_os = "linux", not(portable_processes)))]
         if owner == OwnerIs::Dead {
-            #[cfg(target_os = "linux")]
             crate::subprocess::marker::kill_marked(MARKER, &dir)?;
         }
         match fs::remove_file(&claim_path) {

@@ -344,18 +344,20 @@ fn filter_tree(input: impl Read, output: impl Write, content: impl Fn(&Path) -> 
 /// Path, name of a temporary file (empty: in place), mode (may be empty), size (empty: a stream, committed later).
 /// Prints the temporary file's path where it is committed later. Links are followed; nothing but files is replaced.
 const WRITE: &str = r#"
+    # Podman loses what a program says that ends before its input does.
+    refuse() { [ -z "$1" ] || echo "$1" >&2; cat >/dev/null; exit 1; }
     target=$1
     case $target in */*) parent=${target%/*};; *) parent=.;; esac
-    [ -z "$parent" ] || mkdir -p -- "$parent" || exit
-    if [ -L "$target" ]; then target=$(readlink -f -- "$target") || { echo 'No such file: a link that leads nowhere' >&2; exit 1; }; fi
-    if [ -d "$target" ]; then echo 'Is a directory' >&2; exit 1; fi
-    if [ -e "$target" ] && ! [ -f "$target" ]; then echo 'Not a regular file' >&2; exit 1; fi
+    [ -z "$parent" ] || mkdir -p -- "$parent" || refuse
+    if [ -L "$target" ]; then target=$(readlink -f -- "$target") || refuse 'No such file: a link that leads nowhere'; fi
+    if [ -d "$target" ]; then refuse 'Is a directory'; fi
+    if [ -e "$target" ] && ! [ -f "$target" ]; then refuse 'Not a regular file'; fi
     if [ -z "$2" ]; then
         cat >"$target" && { [ -z "$3" ] || chmod "$3" -- "$target"; }
         exit
     fi
     case $target in */*) temporary=${target%/*}/$2;; *) temporary=$2;; esac
-    cat >"$temporary" || { rm -f -- "$temporary"; exit 1; }
+    cat >"$temporary" || { rm -f -- "$temporary"; refuse; }
     mode=$3
     [ -n "$mode" ] || ! [ -e "$target" ] || mode=$(stat -c %a -- "$target")
     [ -z "$mode" ] || chmod "$mode" -- "$temporary" || { rm -f -- "$temporary"; exit 1; }

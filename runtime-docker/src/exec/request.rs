@@ -70,10 +70,7 @@ mod tests {
         let raw = || OsString::from_vec(vec![0xff]);
         let argv = request(&exec(vec!["a".into(), raw()], Env::new()), "m").expect_err("no UTF-8");
         assert_eq!(argv.field(), Some("argv[1]"));
-        let env = request(
-            &exec(vec!["a".into()], Env::from_iter([(OsString::from("X"), raw())])),
-            "m",
-        );
+        let env = request(&exec(vec!["a".into()], Env::from_iter([("X", raw())])), "m");
         assert_eq!(env.expect_err("no UTF-8").field(), Some("env.X"));
     }
 }
