@@ -16,6 +16,7 @@ fn main() {
         return;
     }
     println!("cargo::rerun-if-changed=guest");
+    println!("cargo::rerun-if-changed=src/guest/encoding.rs");
     println!("cargo::rerun-if-changed=src/guest/frame.rs");
     println!("cargo::rerun-if-env-changed=RUSTC_LINKER");
 

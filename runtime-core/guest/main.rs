@@ -9,6 +9,10 @@
 #[cfg(target_os = "linux")]
 mod command;
 #[cfg(target_os = "linux")]
+#[path = "../src/guest/encoding.rs"]
+#[allow(unreachable_pub, reason = "public in the library, which shares the file")]
+mod encoding;
+#[cfg(target_os = "linux")]
 mod files;
 #[cfg(target_os = "linux")]
 #[path = "../src/guest/frame.rs"]

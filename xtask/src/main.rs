@@ -6,6 +6,7 @@
 
 mod bench;
 mod ci;
+#[cfg(feature = "graph")]
 mod graph;
 mod host;
 mod images;
@@ -26,16 +27,16 @@ use clap::error::ErrorKind;
 
 /// Lists the commands once: the enum that clap parses, and who carries out each.
 macro_rules! commands {
-    ($($module:ident => $name:ident),* $(,)?) => {
+    ($($(#[$meta:meta])* $module:ident => $name:ident),* $(,)?) => {
         #[derive(clap::Subcommand)]
         enum Command {
-            $($name(Box<$module::Args>),)*
+            $($(#[$meta])* $name(Box<$module::Args>),)*
         }
 
         impl Command {
             fn execute(self) -> ExitCode {
                 match self {
-                    $(Self::$name(args) => $module::execute(*args),)*
+                    $($(#[$meta])* Self::$name(args) => $module::execute(*args),)*
                 }
             }
         }
@@ -49,6 +50,7 @@ commands! {
     images => Images,
     providers => Providers,
     reap => Reap,
+    #[cfg(feature = "graph")]
     graph => Graph,
     bench => Bench,
     tidy => Tidy,

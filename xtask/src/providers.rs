@@ -10,11 +10,23 @@ pub(crate) use table::Table;
 
 /// Every provider that is compiled in. A provider crate adds itself here, behind the feature of its name.
 pub(crate) fn registry() -> Registry {
-    Registry::with_builtin()
+    #[allow(unused_mut, reason = "nothing to add without a provider's feature")]
+    let mut registry = Registry::with_builtin();
+    #[cfg(feature = "docker")]
+    registry.register(std::sync::Arc::new(runtime_docker::DockerProvider));
+    #[cfg(feature = "docker")]
+    registry.register(std::sync::Arc::new(runtime_docker::PodmanProvider));
+    #[cfg(feature = "e2b")]
+    registry.register(std::sync::Arc::new(runtime_e2b::E2bProvider));
+    registry
 }
 
 /// The features that bring providers, and whether each is compiled in.
-pub(crate) const FEATURES: &[(&str, bool)] = &[("subprocess", cfg!(feature = "subprocess"))];
+pub(crate) const FEATURES: &[(&str, bool)] = &[
+    ("subprocess", cfg!(feature = "subprocess")),
+    ("docker", cfg!(feature = "docker")),
+    ("e2b", cfg!(feature = "e2b")),
+];
 
 /// Shows what each provider can do
 #[derive(clap::Args)]

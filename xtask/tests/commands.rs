@@ -33,6 +33,7 @@ fn a_wrong_command_line_exits_with_2_and_help_with_0() {
         "images",
         "providers",
         "reap",
+        #[cfg(feature = "graph")]
         "graph",
         "bench",
         "tidy",
@@ -132,6 +133,7 @@ fn reap_deletes_the_box_of_a_run_that_was_killed_and_leaves_living_ones_alone() 
     assert!(!living.exists());
 }
 
+#[cfg(feature = "graph")]
 #[test]
 fn graph_draws_a_record_in_each_format() {
     let dir = tempfile::tempdir().expect("a directory");

@@ -19,6 +19,7 @@
 //! to non-blocking operation immediately before each accept, so that this costs the box a connection and the host
 //! nothing. Reads of files happen on the blocking pool, because a file may live on a file system that the box serves.
 
+mod encoding;
 mod files;
 pub mod frame;
 mod link;

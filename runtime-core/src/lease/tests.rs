@@ -244,7 +244,7 @@ async fn a_box_that_cannot_be_deleted_keeps_its_lease_and_says_why() {
     }
     let unknown = report.boxes.iter().find(|reaped| reaped.name == "foreign").unwrap();
     assert!(
-        unknown.error.as_deref().unwrap().contains("runtime-e2b"),
+        unknown.error.as_deref().unwrap().contains("feature `e2b`"),
         "{:?}",
         unknown.error
     );

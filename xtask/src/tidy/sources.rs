@@ -67,6 +67,15 @@ pub(super) fn machine_paths(house: &House) -> Result<Vec<Fault>> {
     Ok(house.files.iter().flat_map(|file| find(file, &words)).collect())
 }
 
+/// What several test programs share need not all be used by each of them, if it says so.
+fn is_argued_for(file: &File, line: &str, word: &str) -> bool {
+    let is_shared = file
+        .path
+        .components()
+        .any(|part| part.as_os_str() == "tests" || part.as_os_str() == "benches");
+    word.ends_with("_code") && is_shared && line.contains("reason = ")
+}
+
 /// The lines of a file that hold one of the words.
 fn find(file: &File, words: &[(&str, &str)]) -> Vec<Fault> {
     let mut faults = Vec::new();
@@ -75,6 +84,7 @@ fn find(file: &File, words: &[(&str, &str)]) -> Vec<Fault> {
             if let Some(at) = line.find(word)
                 // `net/work/` is no path from the root.
                 && !(word.starts_with('/') && line[..at].ends_with(|c: char| c.is_alphanumeric()))
+                && !is_argued_for(file, line, word)
             {
                 let place = format!("{}:{}", file.path.display(), number + 1);
                 faults.push(Fault::new(place, format!("{what}: `{word}`")));
@@ -113,6 +123,15 @@ mod tests {
             assert_eq!(faults.len(), 1, "{word}");
             assert_eq!(faults[0].place, "a.rs:2");
         }
+    }
+
+    #[test]
+    fn shared_parts_of_tests_may_be_unused_with_a_reason_and_nothing_else_may() {
+        let line = |reason: &str| format!("#![{}{reason})]", UNFINISHED[4].0);
+        let faults = |path: &str, reason: &str| find(&file(path, line(reason)), UNFINISHED).len();
+        assert_eq!(faults("a/tests/common/mod.rs", ", reason = \"each uses a part\""), 0);
+        assert_eq!(faults("a/tests/common/mod.rs", ""), 1);
+        assert_eq!(faults("a/src/lib.rs", ", reason = \"later\""), 1);
     }
 
     #[test]
