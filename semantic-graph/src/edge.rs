@@ -3,9 +3,11 @@
 use std::collections::HashSet;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
+use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use serde::de::{self, Deserialize, Deserializer};
+use serde::de::value::MapAccessDeserializer;
+use serde::de::{self, Deserialize, Deserializer, MapAccess, Visitor};
 use serde::{Deserialize as DeriveDeserialize, Serialize};
 
 use crate::code::{Code, Coded};
@@ -16,11 +18,42 @@ use crate::json::{self, Segment, Value};
 pub const EDGE_SET_METADATA_KEY: &str = "ai.prime.acp/semantic-edges-v1";
 
 /// The request id that a model request carried.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, DeriveDeserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct AcpInfo {
     /// The id.
     pub request_id: RequestId,
+}
+
+impl<'de> Deserialize<'de> for AcpInfo {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(DeriveDeserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Members {
+            request_id: RequestId,
+        }
+        let Members { request_id } = from_object(deserializer)?;
+        Ok(Self { request_id })
+    }
+}
+
+/// Reads a record from an object and from nothing else: in many formats, the readers that serde
+/// derives also take an array of the members.
+fn from_object<'de, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: Deserialize<'de>,
+    D: Deserializer<'de>,
+{
+    struct Object<T>(PhantomData<T>);
+    impl<'de, T: Deserialize<'de>> Visitor<'de> for Object<T> {
+        type Value = T;
+        fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            f.write_str("an object")
+        }
+        fn visit_map<A: MapAccess<'de>>(self, map: A) -> Result<T, A::Error> {
+            T::deserialize(MapAccessDeserializer::new(map))
+        }
+    }
+    deserializer.deserialize_map(Object(PhantomData))
 }
 
 /// One published cause and effect: the turn of one request made the turn of another happen.
@@ -80,7 +113,7 @@ impl<'de> Deserialize<'de> for SemanticEdge {
             #[serde(rename = "type")]
             label: EdgeType,
         }
-        let members = Members::deserialize(deserializer)?;
+        let members: Members = from_object(deserializer)?;
         Self::new(members.source_request_id, members.target_request_id, members.label).map_err(de::Error::custom)
     }
 }
@@ -391,17 +424,31 @@ impl<'de> Deserialize<'de> for SemanticEdgeSet {
         struct Members {
             edges: Vec<SemanticEdge>,
         }
-        Self::from_edges(Members::deserialize(deserializer)?.edges).map_err(de::Error::custom)
+        let members: Members = from_object(deserializer)?;
+        Self::from_edges(members.edges).map_err(de::Error::custom)
     }
 }
 
 /// A resolved edge, kept on the target node: which node caused it, and how.
-#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, DeriveDeserialize)]
-#[serde(deny_unknown_fields)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize)]
 pub struct ParentLink {
     /// The node that is the cause.
     pub node: NodeId,
     /// The kind of cause.
     #[serde(rename = "type")]
     pub label: EdgeType,
+}
+
+impl<'de> Deserialize<'de> for ParentLink {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        #[derive(DeriveDeserialize)]
+        #[serde(deny_unknown_fields)]
+        struct Members {
+            node: NodeId,
+            #[serde(rename = "type")]
+            label: EdgeType,
+        }
+        let Members { node, label } = from_object(deserializer)?;
+        Ok(Self { node, label })
+    }
 }

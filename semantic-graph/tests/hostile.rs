@@ -6,7 +6,8 @@ mod support;
 use proptest::prelude::*;
 use semantic_graph::json::{self, MAX_DEPTH, Value};
 use semantic_graph::{
-    Code, LoadOptions, Message, MessageNode, ModelCall, ParentLink, RecordOptions, SemanticEdgeSet, Tool, Trace,
+    AcpInfo, Code, LoadOptions, Message, MessageNode, ModelCall, ParentLink, RecordOptions, SemanticEdge,
+    SemanticEdgeSet, Tool, Trace, Usage,
 };
 
 fn nested(open: &str, close: &str, depth: usize) -> String {
@@ -163,6 +164,39 @@ fn text_with_lone_surrogates_is_refused_and_opaque_json_keeps_it() {
     let kept = r#"{"role":"assistant","content":null,"reasoning_content":null,"tool_calls":null,"provider_state":[{"a\udc00":"\ud800 é","n":-0.0,"i":123456789012345678901234567890,"f":1e+22}]}"#;
     let message: Message = json::from_str(kept).unwrap();
     assert_eq!(json::to_string(&message).unwrap(), kept);
+}
+
+#[test]
+fn arrays_are_not_taken_for_records() {
+    fn both<T: serde::de::DeserializeOwned>(text: &str, other_formats_too: bool) {
+        match json::from_str::<T>(text) {
+            Ok(_) => panic!("{text} was accepted"),
+            Err(error) => assert_eq!(error.code(), Code::WrongType, "{text}"),
+        }
+        let value: Value = text.parse().unwrap();
+        assert!(json::from_value::<T>(&value).is_err());
+        if other_formats_too {
+            assert!(serde_json::from_str::<T>(text).is_err());
+        }
+    }
+    both::<SemanticEdgeSet>("[[]]", true);
+    both::<SemanticEdgeSet>(r#"{"edges":[["a","b","x"]]}"#, true);
+    both::<SemanticEdge>(r#"["a","b","x"]"#, true);
+    both::<ParentLink>(r#"[0,"x"]"#, true);
+    both::<AcpInfo>(r#"["a"]"#, true);
+    both::<Message>(r#"["user","a"]"#, true);
+    both::<Trace>("[[]]", true);
+    both::<MessageNode>(r#"[null,[],[],{"role":"user","content":"a"}]"#, false);
+    both::<ModelCall>("[0]", false);
+    both::<Usage>("[1,2]", false);
+    both::<Message>(
+        r#"{"role":"assistant","tool_calls":[["c","function","f",null,"{}"]]}"#,
+        false,
+    );
+    both::<Message>(
+        r#"{"role":"user","content":[{"type":"image_url","image_url":["u"]}]}"#,
+        false,
+    );
 }
 
 #[test]
