@@ -9,7 +9,7 @@ use runtime_core::{Command, Error, ErrorKind, Orphan, Provider, Result, RuntimeC
 use runtime_docker::{
     ContainerConfig, DockerConfig, DockerProvider, EngineKind, ExecMode, PodmanConfig, PodmanProvider,
 };
-use support::{client, config, containers_of, image, is_there};
+use support::{client, config, containers_of, image, is_there, is_way_asked_for};
 use tempfile::TempDir;
 
 const KINDS: [EngineKind; 2] = [EngineKind::Docker, EngineKind::Podman];
@@ -46,6 +46,13 @@ fn everywhere() -> impl Iterator<Item = (EngineKind, ExecMode)> {
         .into_iter()
         .filter(|kind| is_there(*kind))
         .flat_map(|kind| WAYS.map(|way| (kind, way)))
+        .filter(|(_, way)| {
+            is_way_asked_for(match way {
+                ExecMode::Stdio => "stdio",
+                ExecMode::Engine => "engine",
+                _ => "socket",
+            })
+        })
 }
 
 async fn gone(kind: EngineKind, name: &str) {

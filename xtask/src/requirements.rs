@@ -23,7 +23,7 @@ pub(crate) const ALL: &[Requirement] = &[
     Requirement {
         name: "docker",
         remedy: "install docker.io and start dockerd",
-        needed_by: &["xtask"],
+        needed_by: &["runtime-docker", "xtask"],
         probe: docker,
     },
     Requirement {

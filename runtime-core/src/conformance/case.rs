@@ -24,6 +24,8 @@ pub enum Capability {
     GroupSignals,
     /// [`Capabilities::kills_leftovers`].
     KillsLeftovers,
+    /// [`Capabilities::start_failures`].
+    StartFailures,
     /// [`Capabilities::kills_escaped`].
     KillsEscaped,
     /// [`Capabilities::back_pressure`].
@@ -63,6 +65,7 @@ impl Capability {
             Self::StdinEof => capabilities.stdin_eof,
             Self::GroupSignals => capabilities.group_signals,
             Self::KillsLeftovers => capabilities.kills_leftovers,
+            Self::StartFailures => capabilities.start_failures,
             Self::KillsEscaped => capabilities.kills_escaped,
             Self::BackPressure => capabilities.back_pressure,
             Self::NonUtf8Argv => capabilities.non_utf8_argv,
@@ -88,6 +91,7 @@ impl Capability {
             Self::StdinEof => "stdin_eof",
             Self::GroupSignals => "group_signals",
             Self::KillsLeftovers => "kills_leftovers",
+            Self::StartFailures => "start_failures",
             Self::KillsEscaped => "kills_escaped",
             Self::BackPressure => "back_pressure",
             Self::NonUtf8Argv => "non_utf8_argv",
