@@ -33,7 +33,7 @@ fn main() {
         echo(&sandbox).await;
         throughput(&sandbox).await;
         sandbox.stop().await.expect("stopped");
-        many(|| builder()).await;
+        many(builder).await;
     });
 }
 

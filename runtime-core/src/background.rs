@@ -50,11 +50,13 @@ fn executor() -> Option<&'static Handle> {
         .as_ref()
 }
 
-/// Counts one teardown, until dropped.
-struct Pending;
+/// Counts one teardown, until dropped: the hook at process exit waits for it. To be had before anybody can see that the
+/// teardown has begun, or the hook would find it begun and nothing to wait for.
+pub(crate) struct Pending;
 
 impl Pending {
-    fn new() -> Self {
+    pub(crate) fn new() -> Self {
+        crate::exit::arm();
         *lock(&PENDING) += 1;
         Self
     }
@@ -76,8 +78,12 @@ impl Drop for Pending {
 /// For what must happen after its caller went away: a kill from `Drop`, the clean-up behind a cancelled request. The
 /// task runs on an executor of its own, so what it awaits must not depend on another: a pooled connection does.
 pub fn detach(task: impl Future<Output = ()> + Send + 'static) {
+    submit(Pending::new(), task);
+}
+
+/// Runs `task` to its end on the background thread, or on the current executor if that thread cannot be had.
+pub(crate) fn submit(pending: Pending, task: impl Future<Output = ()> + Send + 'static) {
     crate::exit::arm();
-    let pending = Pending::new();
     let task = async move {
         let _pending = pending;
         task.await;
@@ -95,7 +101,7 @@ pub fn detach(task: impl Future<Output = ()> + Send + 'static) {
 pub(crate) fn wait_idle(limit: Duration) -> usize {
     let deadline = Instant::now() + limit;
     let mut pending = lock(&PENDING);
-    while *pending > 0 {
+    while *pending > 0 && !SKIP_EXIT_WAIT.load(Ordering::SeqCst) {
         let Some(left) = deadline.checked_duration_since(Instant::now()) else {
             break;
         };
@@ -128,9 +134,11 @@ pub(crate) fn live() -> Vec<std::sync::Arc<Shared>> {
     weak.iter().filter_map(Weak::upgrade).collect()
 }
 
-/// The process is to end at once: the hook at exit does not wait.
+/// The process is to end at once: the hook at exit does not wait, nor go on waiting.
 pub(crate) fn skip_exit_wait() {
     SKIP_EXIT_WAIT.store(true, Ordering::SeqCst);
+    let _pending = lock(&PENDING);
+    IDLE.notify_all();
 }
 
 /// Called by the hook at process exit: stops what still lives and waits for it.
@@ -142,7 +150,7 @@ pub(crate) fn at_exit() {
         shared.begin_stop();
     }
     let left = wait_idle(EXIT_GRACE);
-    if left > 0 {
+    if left > 0 && !SKIP_EXIT_WAIT.load(Ordering::SeqCst) {
         eprintln!("{left} sandboxes could not be torn down within {EXIT_GRACE:?}; `reap` deletes them by their leases");
     }
 }

@@ -11,6 +11,7 @@ use tokio::time::{Instant, sleep_until};
 
 use crate::command::{Captured, Collect, Output, OutputChunk, OutputStream, PartialOutput};
 use crate::error::{Error, ErrorKind, Result};
+use crate::files::stream_error;
 use crate::process::{Process, Signal};
 
 /// After the program has ended, its pipes may be held open by what it left behind. When they stay quiet for this long,
@@ -79,11 +80,11 @@ pub async fn collect(mut process: Process, options: Collect) -> Result<Output> {
         tokio::select! {
             read = stdout.read(wanted), if may_read && !stdout.is_closed() => match read {
                 Ok(chunk) => sink.offer(chunk),
-                Err(error) => break Some(Error::io("reading standard output", error)),
+                Err(error) => break Some(stream_error("reading standard output", error)),
             },
             read = stderr.read(wanted), if may_read && !stderr.is_closed() => match read {
                 Ok(chunk) => sink.offer(chunk),
-                Err(error) => break Some(Error::io("reading standard error", error)),
+                Err(error) => break Some(stream_error("reading standard error", error)),
             },
             () = sink.flush(), if !may_read => {}
             () = &mut feed, if !fed => fed = true,

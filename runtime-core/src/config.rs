@@ -10,6 +10,7 @@ use serde_json::{Map, Value};
 use crate::capability::Capabilities;
 use crate::error::{Error, ErrorKind, Result};
 use crate::network::Policy;
+use crate::registry::Provider;
 use crate::runtime::{BoxSpec, Runtime};
 use crate::text::nearest;
 
@@ -57,6 +58,11 @@ pub trait RuntimeConfig: fmt::Debug + Send + Sync + 'static {
     /// # Errors
     /// [`InvalidConfig`](ErrorKind::InvalidConfig), [`Unauthorized`](ErrorKind::Unauthorized).
     fn build(&self, spec: BoxSpec) -> Result<Arc<dyn Runtime>>;
+
+    /// The provider of these boxes, to delete orphans through. Default: not known here, and orphans are left.
+    fn provider(&self) -> Option<Arc<dyn Provider>> {
+        None
+    }
 
     /// A copy.
     fn boxed_clone(&self) -> Box<dyn RuntimeConfig>;

@@ -381,6 +381,13 @@ impl Error {
         self
     }
 
+    /// Forgets the operation, so that an outer layer, which knows more, names it.
+    #[must_use]
+    pub fn without_operation(mut self) -> Self {
+        self.0.operation = None;
+        self
+    }
+
     /// Names the field.
     #[must_use]
     pub fn with_field(mut self, field: impl Into<Cow<'static, str>>) -> Self {

@@ -1,6 +1,18 @@
-//! The hook at process exit.
+//! The hook at process exit, and the exit without hooks.
 
 use std::sync::Once;
+
+/// Ends the process at once: no hooks, no destructors.
+#[allow(
+    unsafe_code,
+    reason = "`std::process::exit` runs the hooks, waits for a thread that is exiting already, and so cannot end a \
+              process that hangs in one of them. `_exit` is async-signal-safe, may be called from any thread and touches \
+              no memory of ours"
+)]
+pub(crate) fn now(code: i32) -> ! {
+    // SAFETY: it takes an integer and does not return.
+    unsafe { libc::_exit(code) }
+}
 
 /// Arms the hook, once.
 #[allow(
@@ -13,6 +25,8 @@ pub(crate) fn arm() {
     extern "C" fn handler() {
         // Unwinding out of an `extern "C"` function would abort the process.
         let _ = std::panic::catch_unwind(crate::background::at_exit);
+        let _ = std::panic::catch_unwind(crate::lease::at_exit);
+        let _ = std::panic::catch_unwind(crate::shutdown::at_exit);
     }
 
     static ARMED: Once = Once::new();

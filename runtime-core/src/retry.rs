@@ -70,6 +70,11 @@ impl Failure {
         Self { error, unsent: true }
     }
 
+    /// What went wrong.
+    pub fn into_error(self) -> Error {
+        self.error
+    }
+
     /// Whether nothing was carried out, for certain.
     pub fn is_unsent(&self) -> bool {
         self.unsent

@@ -38,9 +38,12 @@ pub struct BoxSpec {
 /// limits, leases and tracing, so that a provider does not.
 ///
 /// # Cancellation
-/// Any future may be dropped at any await. `create` is the exception: it is driven to its end in the background, or,
-/// when the executor itself goes away, followed by `delete`. A dropped `run` must kill what it started, as far as the
+/// Any future may be dropped at any await. `create` is driven to its end in the background when its caller goes away. It
+/// is dropped only when it outlasts the boot timeout, when the box is being stopped and it takes longer than some
+/// seconds more, or when the executor itself goes away; `delete` follows. A dropped `run` must kill what it started, as far as the
 /// provider can.
+/// In a box on this machine, a dropped change of files has ended before the next operation on the box begins: what
+/// comes after has the last word.
 #[async_trait]
 pub trait Runtime: Send + Sync + 'static {
     /// The provider's tag, such as `docker`.

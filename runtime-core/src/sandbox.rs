@@ -17,6 +17,7 @@ use crate::command::Env;
 use crate::config::RuntimeConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::layer::Layer;
+use crate::lease::{Durability, Lease, LeasePolicy, Leasing};
 use crate::network::{Policy, Routes};
 use crate::runtime::{BoxSpec, Runtime};
 use crate::scope::RunScope;
@@ -25,8 +26,15 @@ use crate::view::View;
 /// How long a provision may take unless told otherwise: 20 minutes, since a first use may build an image.
 const DEFAULT_BOOT_TIMEOUT: Duration = Duration::from_secs(20 * 60);
 
+/// How long a change of the network may take in all.
+const NETWORK_TIMEOUT: Duration = Duration::from_secs(120);
+
 /// How often a failing delete is tried again before it is left to the lease.
 const DELETE_ATTEMPTS: u32 = 5;
+
+/// How long a creation that is under way may go on when its box is being stopped. A request that was sent is better
+/// waited for: the box that it makes is then known.
+const CREATE_GRACE: Duration = Duration::from_secs(10);
 
 /// Where a box is in its life.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -71,6 +79,8 @@ pub struct Builder {
     cache: CacheDir,
     boot_timeout: Duration,
     layers: Vec<Arc<dyn Layer>>,
+    leasing: Leasing,
+    reap_orphans: bool,
 }
 
 impl Builder {
@@ -123,11 +133,34 @@ impl Builder {
         self
     }
 
+    /// What to do when no lease can be written for the box. Default: it is not created.
+    #[must_use]
+    pub fn leases(mut self, policy: LeasePolicy) -> Self {
+        self.leasing.policy = policy;
+        self
+    }
+
+    /// Which death the lease must survive before the box is created. Default: that of the machine for boxes that
+    /// outlive it, that of the process for boxes on this machine.
+    #[must_use]
+    pub fn lease_durability(mut self, durability: Durability) -> Self {
+        self.leasing.durability = durability;
+        self
+    }
+
+    /// Deletes boxes of dead owners first, once in a process and cache directory and for at most 30 s: those of the
+    /// embedded runtime and of this configuration's provider. What cannot be deleted is logged. Default: no.
+    #[must_use]
+    pub fn reap_orphans(mut self, reap: bool) -> Self {
+        self.reap_orphans = reap;
+        self
+    }
+
     /// Creates the box.
     ///
     /// # Errors
-    /// [`InvalidConfig`](ErrorKind::InvalidConfig) and [`InvalidArgument`](ErrorKind::InvalidArgument) before anything
-    /// is created; otherwise what the provider says, after what it left behind was deleted.
+    /// [`InvalidConfig`](ErrorKind::InvalidConfig), [`InvalidArgument`](ErrorKind::InvalidArgument) and
+    /// [`Lease`](ErrorKind::Lease) before anything is created; otherwise what the provider says, after what it left behind was deleted.
     ///
     /// # Cancellation
     /// When the future is dropped, a create that was sent is finished in the background and its box deleted.
@@ -140,6 +173,8 @@ impl Builder {
             cache,
             boot_timeout,
             layers,
+            leasing,
+            reap_orphans,
         } = self;
         let tag = config.tag();
         let refused = |error: Error| error.with_operation("provision").with_provider(tag);
@@ -164,11 +199,17 @@ impl Builder {
             env: env.clone(),
             cache,
         };
+        crate::shutdown::refuse_new().map_err(refused)?;
         let runtime = config.build(spec.clone()).map_err(refused)?;
         let runtime = layers.iter().rev().fold(runtime, |inner, layer| layer.wrap(inner));
+        if reap_orphans {
+            crate::lease::reap_once(&*config, &spec.cache).await;
+        }
+        let lease = Lease::begin(leasing, &spec, &*runtime).await;
+        let lease = lease.map_err(|error| refused(error.with_sandbox(&name, None)))?;
         // From here on the box is owned by `sandbox`: wherever this task ends, the box does too.
         let sandbox = Sandbox {
-            view: View::new(Shared::new(runtime, config, spec.name.clone()), env),
+            view: View::new(Shared::new(runtime, config, spec.name.clone(), lease), env),
         };
         let span = tracing::info_span!("provision", provider = tag, sandbox = %name);
         let (sender, receiver) = oneshot::channel();
@@ -244,6 +285,8 @@ impl Sandbox {
             cache: CacheDir::from_env(),
             boot_timeout: DEFAULT_BOOT_TIMEOUT,
             layers: Vec::new(),
+            leasing: Leasing::default(),
+            reap_orphans: false,
         }
     }
 
@@ -262,7 +305,7 @@ impl Sandbox {
     /// The change goes on in the background; until it has succeeded no program may start.
     pub async fn prepare_setup(&self) -> Result<()> {
         let shared = &self.view.shared;
-        let _serial = shared.network.lock().await;
+        let serial = shared.network.clone().lock_owned().await;
         let reopen = shared
             .enter_setup()
             .map_err(|error| self.view.context(error, "prepare_setup"))?;
@@ -271,7 +314,7 @@ impl Sandbox {
         }
         let runtime = shared.runtime.clone();
         let change = async move { runtime.open_network().await };
-        self.change_network("prepare_setup", Phase::Setup, change).await
+        self.change_network("prepare_setup", serial, Phase::Setup, change).await
     }
 
     /// Puts the configured network policy in force, with `routes` (URLs that the program needs to reach its framework)
@@ -284,14 +327,15 @@ impl Sandbox {
     /// The change goes on in the background; until it has succeeded no program may start.
     pub async fn prepare_execution(&self, routes: Routes) -> Result<()> {
         let shared = &self.view.shared;
-        let _serial = shared.network.lock().await;
+        let serial = shared.network.clone().lock_owned().await;
         let policy = shared
             .enter_execution()
             .map_err(|error| self.view.context(error, "prepare_execution"))?;
         let Some(policy) = policy else { return Ok(()) };
         let runtime = shared.runtime.clone();
         let change = async move { runtime.restrict_network(&policy, &routes).await };
-        self.change_network("prepare_execution", Phase::Executing, change).await
+        self.change_network("prepare_execution", serial, Phase::Executing, change)
+            .await
     }
 
     /// Deletes the box and waits until it is gone. Idempotent: later calls wait for the same deletion, or, if that
@@ -314,7 +358,7 @@ impl Sandbox {
 
     async fn create(&self, spec: &BoxSpec, boot_timeout: Duration) -> Result<()> {
         let shared = &self.view.shared;
-        let create = async {
+        let prepare = async {
             if let Some(pacing) = shared.config.pacing() {
                 let limiter = crate::limiter::Limiter::builder(pacing.bucket)
                     .per_second(pacing.per_second)
@@ -323,7 +367,34 @@ impl Sandbox {
                     .build()?;
                 limiter.acquire().await?;
             }
-            shared.runtime.create().await
+            match &shared.lease {
+                Some(lease) => lease.activate().await,
+                None => Ok(()),
+            }
+        };
+        let create = async {
+            tokio::select! {
+                prepared = prepare => prepared?,
+                () = shared.stop_requested() => return Err(out_of_order(Phase::Stopping)),
+            }
+            let creation = shared.begin_creation()?;
+            let create = async {
+                match &shared.lease {
+                    Some(lease) => lease.record_id(&*shared.runtime, shared.runtime.create()).await,
+                    None => shared.runtime.create().await,
+                }
+            };
+            let given_up = async {
+                shared.stop_requested().await;
+                tokio::time::sleep(CREATE_GRACE).await;
+            };
+            tokio::select! {
+                created = create => {
+                    creation.ended();
+                    created
+                }
+                () = given_up => Err(out_of_order(Phase::Stopping)),
+            }
         };
         match tokio::time::timeout(boot_timeout, create).await {
             Ok(created) => created?,
@@ -343,12 +414,21 @@ impl Sandbox {
     async fn change_network(
         &self,
         operation: &'static str,
+        serial: tokio::sync::OwnedMutexGuard<()>,
         then: Phase,
         change: impl Future<Output = Result<()>> + Send + 'static,
     ) -> Result<()> {
         let shared = self.view.shared.clone();
         let task = async move {
-            let result = change.await;
+            // Held until the change is done, whoever still waits for it: no other may begin before.
+            let _serial = serial;
+            let result = match tokio::time::timeout(NETWORK_TIMEOUT, change).await {
+                Ok(result) => result,
+                Err(_) => Err(Error::new(
+                    ErrorKind::Timeout,
+                    format!("not in force within {NETWORK_TIMEOUT:?}"),
+                )),
+            };
             if result.is_ok() {
                 shared.set_phase(Phase::Unsettled, then);
             }
@@ -400,12 +480,47 @@ pub(crate) struct Shared {
     pub(crate) runtime: Arc<dyn Runtime>,
     pub(crate) config: Box<dyn RuntimeConfig>,
     pub(crate) name: String,
+    lease: Option<Arc<Lease>>,
+    creation: watch::Sender<Creation>,
     state: Mutex<State>,
     /// Serialises changes of the network.
-    network: tokio::sync::Mutex<()>,
+    network: Arc<tokio::sync::Mutex<()>>,
     /// Turns true before teardown begins; operations in flight give up on it.
     stopping: watch::Sender<bool>,
     outcome: watch::Sender<Option<Result<()>>>,
+}
+
+/// How far the create call got.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Creation {
+    /// Nothing was asked for.
+    Unasked,
+    Running,
+    /// It said how it ended.
+    Ended,
+    /// Nobody waited for its end: a box may yet come to be.
+    CutShort,
+}
+
+/// A create call under way.
+struct Creating<'a>(&'a Shared);
+
+impl Creating<'_> {
+    fn ended(self) {
+        self.0.creation.send_replace(Creation::Ended);
+    }
+}
+
+impl Drop for Creating<'_> {
+    fn drop(&mut self) {
+        self.0.creation.send_if_modified(|creation| {
+            let cut = *creation == Creation::Running;
+            if cut {
+                *creation = Creation::CutShort;
+            }
+            cut
+        });
+    }
 }
 
 struct State {
@@ -416,17 +531,19 @@ struct State {
 }
 
 impl Shared {
-    fn new(runtime: Arc<dyn Runtime>, config: Box<dyn RuntimeConfig>, name: String) -> Arc<Self> {
+    fn new(runtime: Arc<dyn Runtime>, config: Box<dyn RuntimeConfig>, name: String, lease: Option<Lease>) -> Arc<Self> {
         let shared = Arc::new(Self {
             runtime,
             config,
             name,
+            lease: lease.map(Arc::new),
+            creation: watch::Sender::new(Creation::Unasked),
             state: Mutex::new(State {
                 phase: Phase::Starting,
                 executing: 0,
                 registration: None,
             }),
-            network: tokio::sync::Mutex::new(()),
+            network: Arc::default(),
             stopping: watch::Sender::new(false),
             outcome: watch::Sender::new(None),
         });
@@ -448,6 +565,29 @@ impl Shared {
         let mut state = self.state();
         if state.phase == from {
             state.phase = to;
+        }
+    }
+
+    /// The create call is about to be made, unless the box is being stopped.
+    fn begin_creation(&self) -> Result<Creating<'_>> {
+        let state = self.state();
+        if state.phase != Phase::Starting {
+            return Err(out_of_order(state.phase));
+        }
+        // A signal after this look finds the box among the live ones.
+        crate::shutdown::refuse_new()?;
+        self.creation.send_replace(Creation::Running);
+        Ok(Creating(self))
+    }
+
+    /// Waits until the create call has ended, one way or another.
+    async fn creation_settled(&self) -> Creation {
+        let mut creation = self.creation.subscribe();
+        let settled = creation.wait_for(|creation| *creation != Creation::Running);
+        // It gives itself up after the grace; where its executor stands still, even that does not happen.
+        match tokio::time::timeout(CREATE_GRACE + Duration::from_secs(1), settled).await {
+            Ok(Ok(creation)) => *creation,
+            _ => Creation::CutShort,
         }
     }
 
@@ -526,6 +666,7 @@ impl Shared {
 
     /// Starts the deletion on the background thread unless it runs or is done.
     pub(crate) fn begin_stop(self: &Arc<Self>) {
+        let pending = background::Pending::new();
         {
             let mut state = self.state();
             let failed = matches!(&*self.outcome.borrow(), Some(Err(_)));
@@ -539,26 +680,24 @@ impl Shared {
         self.stopping.send_replace(true);
         let shared = self.clone();
         let span = tracing::info_span!("stop", provider = self.runtime.provider(), sandbox = %self.name);
-        background::detach(async move { shared.tear_down().await }.instrument(span));
+        background::submit(pending, async move { shared.tear_down().await }.instrument(span));
     }
 
     async fn tear_down(self: Arc<Self>) {
-        let mut attempt = 1;
-        let result = loop {
-            match self.runtime.delete().await {
-                Ok(()) => break Ok(()),
-                Err(error) if error.is_retryable() && attempt < DELETE_ATTEMPTS => {
-                    tracing::debug!(%error, attempt, "the box could not be deleted yet");
-                    let delay = error.retry_after().unwrap_or(Duration::from_millis(100 << attempt));
-                    tokio::time::sleep(delay.min(Duration::from_secs(5))).await;
-                    attempt += 1;
-                }
-                Err(error) => {
-                    tracing::warn!(%error, "the box may still exist");
-                    break Err(error.with_retry(crate::error::Retry::Exhausted));
-                }
-            }
+        let creation = self.creation_settled().await;
+        let result = if creation == Creation::Unasked {
+            Ok(())
+        } else {
+            self.delete().await
         };
+        if let Some(lease) = &self.lease {
+            // A create call that nobody waited for may make a box after the deletion found none.
+            if result.is_ok() && (creation != Creation::CutShort || lease.id_learned()) {
+                lease.finish().await;
+            } else {
+                lease.leave().await;
+            }
+        }
         let registration = {
             let mut state = self.state();
             state.phase = Phase::Stopped;
@@ -570,8 +709,34 @@ impl Shared {
         self.outcome.send_replace(Some(result));
     }
 
+    /// Deletes the box, with patience.
+    async fn delete(&self) -> Result<()> {
+        let mut attempt = 1;
+        loop {
+            let runtime = self.runtime.clone();
+            // Its own task, so that a panic of the provider is a failure and not the end of the teardown.
+            let deleted = tokio::spawn(async move { runtime.delete().await }.in_current_span());
+            let deleted = deleted.await.unwrap_or_else(|error| {
+                Err(Error::new(ErrorKind::Other, "the provider panicked in a deletion").with_source(error))
+            });
+            match deleted {
+                Ok(()) => return Ok(()),
+                Err(error) if error.is_retryable() && attempt < DELETE_ATTEMPTS => {
+                    tracing::debug!(%error, attempt, "the box could not be deleted yet");
+                    let delay = error.retry_after().unwrap_or(Duration::from_millis(100 << attempt));
+                    tokio::time::sleep(delay.min(Duration::from_secs(5))).await;
+                    attempt += 1;
+                }
+                Err(error) => {
+                    tracing::warn!(%error, "the box may still exist");
+                    return Err(error.with_retry(crate::error::Retry::Exhausted));
+                }
+            }
+        }
+    }
+
     /// Waits for the deletion that was begun.
-    async fn stopped(&self) -> Result<()> {
+    pub(crate) async fn stopped(&self) -> Result<()> {
         let mut outcome = self.outcome.subscribe();
         // The sender lives as long as `self`.
         match outcome.wait_for(Option::is_some).await.as_deref() {

@@ -3,9 +3,10 @@
 use std::collections::HashSet;
 use std::ffi::OsString;
 use std::fs;
-use std::io::{self, Read, Write};
+use std::io::{self, BufReader, BufWriter, Read, Write};
 use std::path::{Component, Path, PathBuf};
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll};
 
 use tar::{Archive, Builder, EntryType, Header};
@@ -19,6 +20,10 @@ use crate::files::{ByteStream, stream_error};
 
 /// Bytes between the thread that packs and the task that reads.
 const PIPE: usize = 256 << 10;
+
+/// Bytes that cross between a thread and a task at once: each crossing costs a change of threads, and the headers of
+/// small files are many.
+const BLOCK: usize = 64 << 10;
 
 /// A blocking half of a transfer.
 pub(crate) struct Half(JoinHandle<Result<()>>);
@@ -102,7 +107,7 @@ pub(crate) fn pack(dir: PathBuf) -> Result<(ByteStream, Half)> {
         ));
     }
     let (reader, writer) = tokio::io::duplex(PIPE);
-    let bridge = SyncIoBridge::new(writer);
+    let bridge = BufWriter::with_capacity(BLOCK, SyncIoBridge::new(writer));
     let thread = tokio::task::spawn_blocking(move || pack_into(&dir, bridge));
     Ok((ByteStream::new(reader), Half(thread)))
 }
@@ -111,8 +116,8 @@ pub(crate) fn pack(dir: PathBuf) -> Result<(ByteStream, Half)> {
 pub(crate) fn check(tar: ByteStream) -> (ByteStream, Half) {
     let (reader, writer) = tokio::io::duplex(PIPE);
     let (guarded, cancel) = Cancellable::new(tar);
-    let input = SyncIoBridge::new(guarded);
-    let output = SyncIoBridge::new(writer);
+    let input = BufReader::with_capacity(BLOCK, SyncIoBridge::new(guarded));
+    let output = BufWriter::with_capacity(BLOCK, SyncIoBridge::new(writer));
     let thread = tokio::task::spawn_blocking(move || check_into(input, output));
     (
         ByteStream::new(Owning {
@@ -129,17 +134,44 @@ pub(crate) fn check(tar: ByteStream) -> (ByteStream, Half) {
 /// [`Protocol`](ErrorKind::Protocol) for an archive that tries to leave it, and what kept it from being written.
 ///
 /// # Cancellation
-/// Dropping the future ends the unpacking at the next read; what was unpacked stays.
-pub(crate) async fn unpack(tar: ByteStream, dir: PathBuf) -> Result<()> {
+/// Dropping the future ends the unpacking with the entry at hand, in its thread; what was unpacked stays. `held` is
+/// dropped when the thread is done.
+pub(crate) async fn unpack(tar: ByteStream, dir: PathBuf, held: impl Send + 'static) -> Result<()> {
     let (guarded, cancel) = Cancellable::new(tar);
-    let input = SyncIoBridge::new(guarded);
-    let thread = tokio::task::spawn_blocking(move || unpack_from(input, &dir));
+    let input = WhileWanted {
+        inner: BufReader::with_capacity(BLOCK, SyncIoBridge::new(guarded)),
+        wanted: Arc::new(()),
+    };
+    let wanted = input.wanted.clone();
+    let thread = tokio::task::spawn_blocking(move || {
+        let _held = held;
+        unpack_from(input, &dir)
+    });
     let result = match thread.await {
         Ok(result) => result,
         Err(error) => Err(Error::new(ErrorKind::Other, "a transfer's thread failed").with_source(error)),
     };
-    drop(cancel);
+    drop((cancel, wanted));
     result
+}
+
+/// A reader that fails once nobody else holds `wanted`, whatever is buffered.
+struct WhileWanted<R> {
+    inner: R,
+    wanted: Arc<()>,
+}
+
+impl<R: Read> Read for WhileWanted<R> {
+    fn read(&mut self, buf: &mut [u8]) -> io::Result<usize> {
+        if Arc::strong_count(&self.wanted) < 2 {
+            return Err(given_up());
+        }
+        self.inner.read(buf)
+    }
+}
+
+fn given_up() -> io::Error {
+    io::Error::new(io::ErrorKind::BrokenPipe, "the transfer was given up")
 }
 
 /// A reader that fails once the other end of its channel is dropped, so that a blocked thread ends with its caller.
@@ -158,10 +190,7 @@ impl<R> Cancellable<R> {
 impl<R: AsyncRead + Unpin> AsyncRead for Cancellable<R> {
     fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if Pin::new(&mut self.cancelled).poll(cx).is_ready() {
-            return Poll::Ready(Err(io::Error::new(
-                io::ErrorKind::BrokenPipe,
-                "the transfer was given up",
-            )));
+            return Poll::Ready(Err(given_up()));
         }
         Pin::new(&mut self.inner).poll_read(cx, buf)
     }

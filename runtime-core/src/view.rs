@@ -350,8 +350,10 @@ impl View {
         let path = self.resolve("remove", path)?;
         let operation = format!("remove {}", path.display());
         self.check(operation.clone(), false)?;
-        if path.parent().is_none() {
-            return Err(self.context(Error::invalid_argument("path", "the root cannot be removed"), operation));
+        // No name at the end: the root, or a `..` that may lead to it.
+        if path.file_name().is_none() {
+            let error = Error::invalid_argument("path", "neither the root nor a path that ends in `..` is removed");
+            return Err(self.context(error, operation));
         }
         self.operate(operation, self.shared.runtime.remove(&path, recursive))
             .await
@@ -418,7 +420,7 @@ impl View {
         self.check(operation.clone(), false)?;
         let download = async {
             let stream = self.shared.runtime.download_tar(&dir).await?;
-            tree::unpack(stream, local.as_ref().to_path_buf()).await
+            tree::unpack(stream, local.as_ref().to_path_buf(), ()).await
         };
         self.operate(operation, download).await
     }

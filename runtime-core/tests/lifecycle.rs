@@ -33,11 +33,17 @@ impl World {
             .layer(self.chaos.clone())
     }
 
+    /// What is there: a box is its directory, and beside it the link that says whose it is.
     fn boxes(&self) -> usize {
-        match std::fs::read_dir(self.dir.path().join("runtimes/subprocess")) {
-            Ok(entries) => entries.count(),
-            Err(_) => 0,
-        }
+        let Ok(entries) = std::fs::read_dir(self.dir.path().join("runtimes/subprocess")) else {
+            return 0;
+        };
+        let kinds: Vec<_> = entries
+            .map(|entry| entry.expect("an entry").file_type().expect("its type"))
+            .collect();
+        let directories = kinds.iter().filter(|kind| kind.is_dir()).count();
+        // Nothing may be left of a box that is gone.
+        if directories == 0 { kinds.len() } else { directories }
     }
 
     /// Waits until nothing is left; the test's own deadline is the runner's.
@@ -58,9 +64,14 @@ async fn a_create_whose_caller_went_away_is_finished_and_its_box_deleted() {
     world
         .chaos
         .handle()
-        .next(Operation::Create, Fault::Delay(Duration::from_millis(50)));
-    let provision = world.builder().provision();
-    assert!(tokio::time::timeout(Duration::from_millis(5), provision).await.is_err());
+        .next(Operation::Create, Fault::Delay(Duration::from_millis(400)));
+    {
+        let mut provision = std::pin::pin!(world.builder().provision());
+        while world.chaos.handle().calls(Operation::Create) == 0 {
+            let moment = Duration::from_millis(1);
+            assert!(tokio::time::timeout(moment, &mut provision).await.is_err(), "not yet");
+        }
+    }
     while world.chaos.handle().calls(Operation::Delete) == 0 {
         tokio::time::sleep(Duration::from_millis(2)).await;
     }
@@ -137,7 +148,7 @@ async fn a_stop_whose_caller_went_away_is_finished() {
     world
         .chaos
         .handle()
-        .next(Operation::Delete, Fault::Delay(Duration::from_millis(30)));
+        .next(Operation::Delete, Fault::Delay(Duration::from_millis(400)));
     assert!(
         tokio::time::timeout(Duration::from_millis(5), sandbox.stop())
             .await

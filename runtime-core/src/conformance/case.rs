@@ -14,6 +14,8 @@ use crate::conformance::verdict::Verdict;
 #[serde(rename_all = "snake_case")]
 #[non_exhaustive]
 pub enum Capability {
+    /// [`Capabilities::local`].
+    Local,
     /// [`Capabilities::live_processes`].
     LiveProcesses,
     /// [`Capabilities::stdin_eof`].
@@ -22,6 +24,8 @@ pub enum Capability {
     GroupSignals,
     /// [`Capabilities::kills_leftovers`].
     KillsLeftovers,
+    /// [`Capabilities::start_failures`].
+    StartFailures,
     /// [`Capabilities::kills_escaped`].
     KillsEscaped,
     /// [`Capabilities::back_pressure`].
@@ -56,10 +60,12 @@ impl Capability {
     /// Whether a provider with these capabilities has it.
     pub fn is_in(self, capabilities: &Capabilities) -> bool {
         match self {
+            Self::Local => capabilities.local,
             Self::LiveProcesses => capabilities.live_processes,
             Self::StdinEof => capabilities.stdin_eof,
             Self::GroupSignals => capabilities.group_signals,
             Self::KillsLeftovers => capabilities.kills_leftovers,
+            Self::StartFailures => capabilities.start_failures,
             Self::KillsEscaped => capabilities.kills_escaped,
             Self::BackPressure => capabilities.back_pressure,
             Self::NonUtf8Argv => capabilities.non_utf8_argv,
@@ -80,10 +86,12 @@ impl Capability {
     /// Its name in reports, in `snake_case`.
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Local => "local",
             Self::LiveProcesses => "live_processes",
             Self::StdinEof => "stdin_eof",
             Self::GroupSignals => "group_signals",
             Self::KillsLeftovers => "kills_leftovers",
+            Self::StartFailures => "start_failures",
             Self::KillsEscaped => "kills_escaped",
             Self::BackPressure => "back_pressure",
             Self::NonUtf8Argv => "non_utf8_argv",
@@ -126,7 +134,6 @@ pub(crate) enum Gap {
 pub struct Case {
     pub(crate) name: &'static str,
     pub(crate) needs: &'static [Capability],
-    pub(crate) programs: &'static [&'static str],
     pub(crate) gap: Gap,
     pub(crate) deadline: Duration,
     pub(crate) alone: bool,
@@ -138,7 +145,6 @@ impl Case {
         Self {
             name,
             needs: &[],
-            programs: &[],
             gap: Gap::Untested,
             deadline: Duration::from_secs(60),
             alone: false,
@@ -165,12 +171,6 @@ impl Case {
         self
     }
 
-    /// Programs beyond `sh` and the tools of busybox.
-    pub(crate) const fn programs(mut self, programs: &'static [&'static str]) -> Self {
-        self.programs = programs;
-        self
-    }
-
     pub(crate) const fn deadline(mut self, seconds: u64) -> Self {
         self.deadline = Duration::from_secs(seconds);
         self
@@ -192,11 +192,6 @@ impl Case {
         self.needs
     }
 
-    /// The programs that it needs beyond `sh` and the tools of busybox.
-    pub fn required_programs(&self) -> &'static [&'static str] {
-        self.programs
-    }
-
     /// How long it may take before it counts as hung.
     pub fn time_limit(&self) -> Duration {
         self.deadline
@@ -208,7 +203,6 @@ impl fmt::Debug for Case {
         f.debug_struct("Case")
             .field("name", &self.name)
             .field("capabilities", &self.needs)
-            .field("programs", &self.programs)
             .field("deadline", &self.deadline)
             .finish_non_exhaustive()
     }

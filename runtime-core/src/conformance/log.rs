@@ -1,19 +1,23 @@
 //! What is logged, for the cases that look for secrets.
 
+use std::collections::HashMap;
 use std::fmt::{self, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use tracing::field::{Field, Visit};
 use tracing::span::{Attributes, Id, Record};
 use tracing::subscriber::DefaultGuard;
 use tracing::{Dispatch, Event, Metadata, Subscriber};
+use tracing_core::span::Current;
 
-/// Collects every span and event, at every level, as text.
+/// Collects every span and event of one thread, at every level, as text.
 #[derive(Clone, Default)]
 pub(crate) struct Log {
     text: Arc<Mutex<String>>,
     spans: Arc<AtomicU64>,
+    names: Arc<Mutex<HashMap<u64, &'static Metadata<'static>>>>,
+    entered: Arc<Mutex<Vec<Id>>>,
 }
 
 impl Log {
@@ -27,15 +31,19 @@ impl Log {
     }
 
     pub(crate) fn text(&self) -> String {
-        self.text.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        lock(&self.text).clone()
     }
 
     fn write(&self, what: &str, fields: impl FnOnce(&mut dyn Visit)) {
-        let mut text = self.text.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut text = lock(&self.text);
         text.push_str(what);
         fields(&mut Fields(&mut text));
         text.push('\n');
     }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Fields<'a>(&'a mut String);
@@ -54,7 +62,9 @@ impl Subscriber for Log {
 
     fn new_span(&self, span: &Attributes<'_>) -> Id {
         self.write(span.metadata().name(), |fields| span.record(fields));
-        Id::from_u64(self.spans.fetch_add(1, Ordering::Relaxed) + 1)
+        let id = self.spans.fetch_add(1, Ordering::Relaxed) + 1;
+        lock(&self.names).insert(id, span.metadata());
+        Id::from_u64(id)
     }
 
     fn record(&self, _: &Id, values: &Record<'_>) {
@@ -67,7 +77,21 @@ impl Subscriber for Log {
         self.write("event", |fields| event.record(fields));
     }
 
-    fn enter(&self, _: &Id) {}
+    fn enter(&self, span: &Id) {
+        lock(&self.entered).push(span.clone());
+    }
 
-    fn exit(&self, _: &Id) {}
+    fn exit(&self, _: &Id) {
+        lock(&self.entered).pop();
+    }
+
+    fn current_span(&self) -> Current {
+        let Some(id) = lock(&self.entered).last().cloned() else {
+            return Current::none();
+        };
+        match lock(&self.names).get(&id.into_u64()) {
+            Some(metadata) => Current::new(id, metadata),
+            None => Current::none(),
+        }
+    }
 }

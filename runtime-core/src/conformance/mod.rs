@@ -5,9 +5,8 @@
 //! `--skip`, `--test-threads`, `--nocapture`) and `--json FILE` for the report as data:
 //!
 //! ```no_run
-//! use runtime_core::RuntimeConfig;
 //! use runtime_core::conformance::{BoxRef, Target, async_trait};
-//! use runtime_core::subprocess::SubprocessConfig;
+//! use runtime_core::{Registry, RuntimeConfig};
 //!
 //! struct Local;
 //!
@@ -18,7 +17,8 @@
 //!     }
 //!
 //!     fn config(&self) -> Box<dyn RuntimeConfig> {
-//!         Box::new(SubprocessConfig::default())
+//!         let config = serde_json::json!({"type": "subprocess"});
+//!         Registry::with_builtin().parse(config).expect("it is compiled in")
 //!     }
 //!
 //!     async fn leftovers(&self, _boxes: &[BoxRef]) -> Result<Vec<String>, String> {

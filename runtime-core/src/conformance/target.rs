@@ -19,8 +19,8 @@ pub trait Target: Send + Sync + 'static {
         CacheDir::from_env()
     }
 
-    /// Whether the box has a program beyond `sh` and the tools of busybox, such as `python3`. Cases that need one are
-    /// skipped without it.
+    /// Whether the box has a program beyond `sh` and the usual tools, such as `python3`, or `busybox` by that name. Cases
+    /// that need one are skipped without it.
     fn has_program(&self, program: &str) -> bool {
         let _ = program;
         false

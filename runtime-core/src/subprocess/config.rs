@@ -9,10 +9,10 @@ use serde_json::{Map, Value};
 
 use crate::capability::{Capabilities, Expose};
 use crate::config::{RuntimeConfig, from_fields, tagged};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::registry::{Orphan, Provider};
 use crate::runtime::{BoxSpec, Runtime};
-use crate::subprocess::runtime::{SubprocessRuntime, delete_directory};
+use crate::subprocess::runtime::{CLAIM, DIR, OwnerIs, SubprocessRuntime, delete_directory};
 
 pub(crate) const TAG: &str = "subprocess";
 
@@ -45,6 +45,10 @@ impl RuntimeConfig for SubprocessConfig {
 
     fn build(&self, spec: BoxSpec) -> Result<Arc<dyn Runtime>> {
         Ok(Arc::new(SubprocessRuntime::new(spec)?))
+    }
+
+    fn provider(&self) -> Option<Arc<dyn Provider>> {
+        Some(Arc::new(SubprocessProvider))
     }
 
     fn boxed_clone(&self) -> Box<dyn RuntimeConfig> {
@@ -103,9 +107,10 @@ impl Provider for SubprocessProvider {
     }
 
     async fn delete_orphan(&self, orphan: &Orphan) -> Result<()> {
-        let Some(dir) = orphan.context.get("dir").map(Path::new) else {
-            return Ok(());
+        let fact = |name: &'static str| {
+            let missing = || Error::invalid_argument("context", format!("the lease does not say the box's `{name}`"));
+            orphan.context.get(name).ok_or_else(missing)
         };
-        delete_directory(&orphan.name, dir).await
+        delete_directory(&orphan.name, Path::new(fact(DIR)?), fact(CLAIM)?, OwnerIs::Dead).await
     }
 }

@@ -13,6 +13,7 @@ use tokio::io::AsyncReadExt;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{ByteStream, Content, DirEntry, FileType, Metadata, WriteOptions, stream_error};
 use crate::process::Process;
+use crate::subprocess::changes::Changes;
 
 /// Files up to this size are read at once.
 const SMALL: u64 = 256 << 10;
@@ -236,11 +237,13 @@ impl Drop for Replacement {
     }
 }
 
-pub(crate) async fn write(path: &Path, content: Content, options: WriteOptions) -> Result<()> {
+pub(crate) async fn write(changes: &Changes, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
+    let (_waiting, working) = changes.begin();
     let path = path.to_path_buf();
     match content {
         Content::Bytes(bytes) => {
             let task = tokio::task::spawn_blocking(move || {
+                let _working = working;
                 let mut destination = Destination::open(&path, options)?;
                 destination
                     .file
@@ -252,7 +255,11 @@ pub(crate) async fn write(path: &Path, content: Content, options: WriteOptions) 
         }
         Content::Stream(mut stream) => {
             let shown = path.clone();
-            let opened = tokio::task::spawn_blocking(move || Destination::open(&path, options));
+            let (_opening, held) = changes.begin();
+            let opened = tokio::task::spawn_blocking(move || {
+                let _held = held;
+                Destination::open(&path, options)
+            });
             let Destination {
                 file,
                 replacement,
@@ -267,6 +274,7 @@ pub(crate) async fn write(path: &Path, content: Content, options: WriteOptions) 
                 .map_err(|error| at("writing", &shown, error))?;
             let file = file.into_std().await;
             let finished = tokio::task::spawn_blocking(move || {
+                let _working = working;
                 Destination {
                     file,
                     replacement,

@@ -6,6 +6,7 @@
 //! [`stop`](crate::Sandbox::stop) every group gets SIGTERM, 5 s later SIGKILL, and on Linux what left its group is found
 //! by a marker in its environment.
 
+mod changes;
 mod config;
 mod files;
 #[cfg(all(target_os = "linux", not(portable_processes)))]
@@ -15,4 +16,6 @@ mod runtime;
 mod spawn;
 
 pub use config::{SubprocessConfig, SubprocessProvider};
+#[cfg(all(test, target_os = "linux"))]
+pub(crate) use runtime::MARKER;
 pub use runtime::SubprocessRuntime;

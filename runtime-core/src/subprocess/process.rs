@@ -28,18 +28,25 @@ pub(crate) struct Groups {
     running: Mutex<HashMap<u64, Weak<Control>>>,
     background: Mutex<Vec<Arc<Control>>>,
     next: AtomicU64,
-    owned: AtomicBool,
+    started: AtomicBool,
     closed: AtomicBool,
 }
 
 impl Groups {
-    /// The directory of the box is ours.
-    pub(crate) fn own(&self) {
-        self.owned.store(true, Ordering::SeqCst);
+    /// A program is about to be started. To be called before [`is_closed`](Self::is_closed) is asked: so either the
+    /// start sees the end, or the end sees the start.
+    pub(crate) fn start_one(&self) {
+        self.started.store(true, Ordering::SeqCst);
     }
 
-    pub(crate) fn is_owned(&self) -> bool {
-        self.owned.load(Ordering::SeqCst)
+    /// Whether any program was ever to be started.
+    pub(crate) fn any_started(&self) -> bool {
+        self.started.load(Ordering::SeqCst)
+    }
+
+    /// No program starts any more.
+    pub(crate) fn close(&self) {
+        self.closed.store(true, Ordering::SeqCst);
     }
 
     pub(crate) fn is_closed(&self) -> bool {
@@ -55,7 +62,7 @@ impl Groups {
 
     /// Ends every group: SIGTERM, `grace`, SIGKILL, `grace`. No program starts any more.
     pub(crate) async fn end(&self, grace: Duration) {
-        self.closed.store(true, Ordering::SeqCst);
+        self.close();
         let running: Vec<Arc<Control>> = lock(&self.running).values().filter_map(Weak::upgrade).collect();
         for signal in [Signal::TERM, Signal::KILL] {
             for control in &running {

@@ -140,7 +140,8 @@ fn resolve(exec: &Exec, path: Option<&OsStr>) -> Result<PathBuf> {
         let full = exec.workdir.join(dir).join(program);
         match runnable(&full) {
             Ok(()) => return Ok(full),
-            Err(error) if error.kind() == io::ErrorKind::PermissionDenied => denied = Some(full),
+            // A directory of PATH that may not be searched has no programs for us.
+            Err(_) if full.exists() => denied = Some(full),
             Err(_) => {}
         }
     }
@@ -154,12 +155,10 @@ fn resolve(exec: &Exec, path: Option<&OsStr>) -> Result<PathBuf> {
 }
 
 fn runnable(path: &Path) -> io::Result<()> {
-    use std::os::unix::fs::PermissionsExt;
-    let metadata = fs::metadata(path)?;
-    if !metadata.is_file() || metadata.permissions().mode() & 0o111 == 0 {
+    if !fs::metadata(path)?.is_file() {
         return Err(io::ErrorKind::PermissionDenied.into());
     }
-    Ok(())
+    Ok(rustix::fs::access(path, rustix::fs::Access::EXEC_OK)?)
 }
 
 /// Tells apart why a program did not start.

@@ -1,6 +1,6 @@
 //! The egress proxy against real sockets, in network namespaces of the tests' own. Evidence is what arrived.
 #![cfg(target_os = "linux")]
-#![allow(clippy::unwrap_used, reason = "a panic is how a test fails, in its helpers too")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests fail the test that uses them")]
 
 mod clients;
 mod requests;

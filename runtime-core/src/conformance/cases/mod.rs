@@ -1,16 +1,37 @@
 //! The cases, a room for each part of the contract.
 
+mod cancel;
 mod deadlines;
 mod env;
 mod exec;
+mod files;
+mod lifecycle;
 mod live;
+mod paths;
+mod secrets;
+mod servers;
 mod streams;
+mod trees;
 
 use crate::conformance::case::Case;
 
 /// Every case, in the order of the rooms.
 pub fn cases() -> Vec<Case> {
-    [exec::CASES, env::CASES, streams::CASES, deadlines::CASES, live::CASES].concat()
+    [
+        exec::CASES,
+        env::CASES,
+        streams::CASES,
+        deadlines::CASES,
+        live::CASES,
+        files::CASES,
+        paths::CASES,
+        trees::CASES,
+        servers::CASES,
+        lifecycle::CASES,
+        cancel::CASES,
+        secrets::CASES,
+    ]
+    .concat()
 }
 
 #[cfg(test)]

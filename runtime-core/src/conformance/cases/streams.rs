@@ -86,7 +86,10 @@ async fn invalid_utf8(cx: Context) -> Verdict {
 
 /// `yes LINE | head -c BYTES`, as bytes.
 fn repeated(line: &str, bytes: usize) -> Vec<u8> {
-    line.bytes().chain([b'\n']).cycle().take(bytes).collect()
+    let line = format!("{line}\n");
+    let mut text = line.repeat(bytes / line.len() + 1).into_bytes();
+    text.truncate(bytes);
+    text
 }
 
 async fn both_at_once(cx: Context) -> Verdict {

@@ -1,0 +1,77 @@
+//! What boxes can do, by how they are reached.
+
+use runtime_core::{Capabilities, Egress, Expose};
+
+use crate::SERVICE_PORT;
+use crate::config::{ContainerConfig, EngineKind, ExecMode};
+use crate::connect::{self, Surroundings};
+
+/// The largest argument or variable that Linux takes: 32 pages, the final NUL included.
+const MAX_ARGUMENT: u64 = (128 << 10) - 1;
+
+/// Argument and variables together, the image's variables and the kernel's own needs left aside.
+const MAX_ARGV: u64 = 3 << 19;
+
+/// Through the guest.
+pub(crate) fn guest() -> Capabilities {
+    let mut can = Capabilities::minimal();
+    can.local = true;
+    can.live_processes = true;
+    can.stdin_eof = true;
+    can.group_signals = true;
+    can.kills_leftovers = true;
+    can.kills_escaped = true;
+    can.back_pressure = true;
+    can.independent_streams = true;
+    can.non_utf8_argv = true;
+    can.non_utf8_paths = true;
+    can.exit_signals = true;
+    can.program_exit_signals = true;
+    can.start_failures = true;
+    can.oom_detection = true;
+    can.max_argv_bytes = Some(MAX_ARGV);
+    can.max_argument_bytes = Some(MAX_ARGUMENT);
+    can.atomic_write = true;
+    can.file_modes = true;
+    can.symlinks = true;
+    can.special_file_reads = true;
+    can.private_filesystem = true;
+    can.expose = Expose::AnyPort;
+    can.egress = Egress::Unrestricted;
+    can.gpu = true;
+    can
+}
+
+/// Through the Engine API's exec. `host_processes`: the box's processes are processes of this host.
+pub(crate) fn engine(host_processes: bool, local: bool) -> Capabilities {
+    let mut can = guest();
+    can.local = local;
+    // What a program leaves behind is found through procfs.
+    can.kills_leftovers = host_processes;
+    // Both streams share a connection, and requests are JSON.
+    can.independent_streams = false;
+    can.non_utf8_argv = false;
+    can.non_utf8_paths = false;
+    // Engines fold signals into codes, and what the kernel refuses to start into code 1.
+    can.exit_signals = false;
+    can.program_exit_signals = false;
+    can.start_failures = false;
+    can.oom_detection = false;
+    can.expose = Expose::Port(SERVICE_PORT);
+    can
+}
+
+/// What is promised before the box exists.
+pub(crate) fn of(kind: EngineKind, config: &ContainerConfig) -> Capabilities {
+    let guest_is_there = runtime_core::guest::availability().is_ok();
+    match config.exec {
+        ExecMode::Engine => {
+            let found = connect::find(kind, config.host.as_deref(), &Surroundings::current());
+            // Only a service of our own has no address yet.
+            let local = found.map_or(true, |endpoint| endpoint.is_none_or(|endpoint| endpoint.is_local()));
+            engine(local, local)
+        }
+        ExecMode::Auto if !guest_is_there => engine(true, true),
+        ExecMode::Auto | ExecMode::Guest | ExecMode::Stdio => guest(),
+    }
+}

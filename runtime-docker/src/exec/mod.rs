@@ -1,0 +1,11 @@
+//! Engine mode: programs through the Engine API's exec.
+
+mod background;
+pub(crate) mod files;
+mod host;
+mod process;
+mod request;
+mod start_failure;
+
+pub(crate) use host::HostProcess;
+pub(crate) use process::Commands;

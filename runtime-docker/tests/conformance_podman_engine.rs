@@ -1,0 +1,13 @@
+//! The conformance suite on Podman, through the Engine API's exec.
+
+#[path = "support/conformance.rs"]
+mod conformance;
+mod support;
+
+fn main() -> std::process::ExitCode {
+    conformance::main(
+        runtime_docker::EngineKind::Podman,
+        runtime_docker::ExecMode::Engine,
+        "engine",
+    )
+}

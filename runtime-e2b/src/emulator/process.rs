@@ -1,0 +1,525 @@
+//! envd's package `process`: real processes.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::unix::process::ExitStatusExt as _;
+use std::process::{ExitStatus, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, Request, Response, StatusCode};
+use http_body_util::BodyExt as _;
+use hyper::body::Incoming;
+use rustix::process::{Pid, Signal, kill_process};
+use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
+use tokio::process::{Child, ChildStdin, Command};
+use tokio::sync::{Notify, mpsc};
+
+use super::envd::{
+    Box, Codec, RpcFailure, User, Users, end_frame, failed_stream, message, resolve, unary, unimplemented,
+};
+use super::server::{Answer, Piece, channel, failure, full, read};
+use crate::process::signal_name;
+use crate::wire::envelope::{self, Decoder};
+use crate::wire::process::{
+    DataEvent, Empty, EndEvent, Event, Input, KeepAlive, ListResponse, Output, ProcessConfig, ProcessInfo,
+    ProcessRequest, ProcessSelector, Selector, SendInputRequest, SendSignalRequest, SignalKind, StartEvent,
+    StartRequest, StartResponse, StreamInputEvent, StreamInputRequest,
+};
+use crate::wire::rpc::Code;
+
+/// One read of a pipe.
+const READ: usize = 32 << 10;
+
+/// How long the end of a process is remembered.
+const RETENTION: Duration = Duration::from_secs(30);
+
+/// Chunks that a subscriber may be behind before it holds the process.
+const BEHIND: usize = 64;
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// The processes of a box.
+#[derive(Debug, Default)]
+pub(super) struct Processes(Mutex<BTreeMap<u32, Arc<Process>>>, AtomicBool);
+
+#[derive(Debug)]
+struct Process {
+    pid: u32,
+    config: ProcessConfig,
+    tag: Option<String>,
+    stdin: tokio::sync::Mutex<Option<ChildStdin>>,
+    has_stdin: bool,
+    subscribers: Mutex<Vec<mpsc::Sender<Event>>>,
+    ended: Mutex<Option<(EndEvent, Instant)>>,
+    /// A signal was asked for, so its end is not waited for beyond its exit.
+    signalled: Notify,
+}
+
+impl Processes {
+    fn find(&self, selector: Option<&ProcessSelector>) -> Result<Arc<Process>, RpcFailure> {
+        let processes = lock(&self.0);
+        let found = match selector.and_then(|selector| selector.selector.as_ref()) {
+            Some(Selector::Pid(pid)) => processes.get(pid),
+            Some(Selector::Tag(tag)) => processes.values().find(|process| process.tag.as_ref() == Some(tag)),
+            None => None,
+        };
+        let found = found.filter(|process| !process.is_forgotten());
+        found
+            .cloned()
+            .ok_or_else(|| RpcFailure::new(Code::NotFound, "process not found"))
+    }
+
+    /// The box dies: nobody learns any more how its processes end.
+    pub(super) fn close(&self) {
+        self.1.store(true, Ordering::SeqCst);
+        self.cut();
+    }
+
+    /// Cuts every stream.
+    pub(super) fn cut(&self) {
+        for process in lock(&self.0).values() {
+            lock(&process.subscribers).clear();
+        }
+    }
+}
+
+impl Process {
+    fn is_forgotten(&self) -> bool {
+        lock(&self.ended)
+            .as_ref()
+            .is_some_and(|(_, at)| at.elapsed() > RETENTION)
+    }
+
+    /// Gives every subscriber an event, waiting for each; forgets those that are gone.
+    async fn publish(&self, event: Event) {
+        let subscribers = lock(&self.subscribers).clone();
+        let mut gone = false;
+        for subscriber in subscribers {
+            gone |= subscriber.send(event.clone()).await.is_err();
+        }
+        if gone {
+            lock(&self.subscribers).retain(|subscriber| !subscriber.is_closed());
+        }
+    }
+
+    fn signal(&self, signal: Signal) -> Result<(), RpcFailure> {
+        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let sent = pid.map(|pid| kill_process(pid, signal));
+        self.signalled.notify_one();
+        match sent {
+            Some(Ok(())) => Ok(()),
+            _ => Err(RpcFailure::new(Code::Internal, "the process could not be signalled")),
+        }
+    }
+}
+
+pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Request<Incoming>) -> Answer {
+    let Some((codec, streaming)) = Codec::of(request.headers()) else {
+        return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unknown content type");
+    };
+    if streaming != matches!(method, "Start" | "Connect" | "StreamInput") {
+        return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong content type for this method");
+    }
+    match method {
+        "Start" => start(found, users, codec, request).await,
+        "Connect" => connect(found, codec, request).await,
+        "StreamInput" => stream_input(found, codec, request).await,
+        "List" => unary(codec, message::<Empty>(codec, request).await.map(|_| list(found))),
+        "SendInput" => {
+            let sent = match message::<SendInputRequest>(codec, request).await {
+                Ok(message) => send_input(found, message).await,
+                Err(failure) => Err(failure),
+            };
+            unary(codec, sent)
+        }
+        "CloseStdin" => {
+            let closed = match message::<ProcessRequest>(codec, request).await {
+                Ok(message) => match found.processes.find(message.process.as_ref()) {
+                    Ok(process) => {
+                        *process.stdin.lock().await = None;
+                        Ok(Empty {})
+                    }
+                    Err(failure) => Err(failure),
+                },
+                Err(failure) => Err(failure),
+            };
+            unary(codec, closed)
+        }
+        "SendSignal" => {
+            let sent = message::<SendSignalRequest>(codec, request).await.and_then(|message| {
+                let process = found.processes.find(message.process.as_ref())?;
+                let signal = match SignalKind::try_from(message.signal) {
+                    Ok(SignalKind::Sigkill) => Signal::KILL,
+                    Ok(SignalKind::Sigterm) => Signal::TERM,
+                    _ => return Err(RpcFailure::new(Code::Unimplemented, "invalid signal")),
+                };
+                if lock(&process.ended).is_some() {
+                    return Err(RpcFailure::new(Code::NotFound, "process not found"));
+                }
+                process.signal(signal).map(|()| Empty {})
+            });
+            unary(codec, sent)
+        }
+        _ => unary::<Empty>(codec, Err(unimplemented(method))),
+    }
+}
+
+/// The one message of a streaming call, out of its frame.
+async fn framed<T>(codec: Codec, request: Request<Incoming>) -> Result<T, RpcFailure>
+where
+    T: prost::Message + Default + serde::de::DeserializeOwned,
+{
+    let body = read(request)
+        .await
+        .map_err(|error| RpcFailure::new(Code::Canceled, error.to_string()))?;
+    let mut decoder = Decoder::default();
+    decoder.push(body);
+    match decoder.next_frame() {
+        Ok(Some(frame)) => codec.decode(&frame.payload),
+        _ => Err(RpcFailure::new(Code::InvalidArgument, "malformed envelope")),
+    }
+}
+
+fn list(found: &Box) -> ListResponse {
+    let processes = lock(&found.processes.0);
+    let running = processes.values().filter(|process| lock(&process.ended).is_none());
+    ListResponse {
+        processes: running
+            .map(|process| ProcessInfo {
+                config: Some(process.config.clone()),
+                pid: process.pid,
+                tag: process.tag.clone(),
+            })
+            .collect(),
+    }
+}
+
+fn keepalive(headers: &HeaderMap) -> Duration {
+    let asked = headers
+        .get("keepalive-ping-interval")
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    Duration::from_secs(asked.unwrap_or(90).max(1))
+}
+
+fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, RpcFailure> {
+    let Some(value) = headers.get("connect-timeout-ms") else {
+        return Ok(None);
+    };
+    let parsed = value
+        .to_str()
+        .ok()
+        .filter(|text| text.len() <= 10)
+        .and_then(|text| text.parse().ok());
+    match parsed {
+        Some(millis) => Ok(Some(Duration::from_millis(millis))),
+        None => Err(RpcFailure::new(Code::InvalidArgument, "malformed timeout")),
+    }
+}
+
+async fn start(found: &Box, users: &Users, codec: Codec, request: Request<Incoming>) -> Answer {
+    let prepared = async {
+        let user = users.of_call(request.headers())?;
+        let (ping, limit) = (keepalive(request.headers()), deadline(request.headers())?);
+        let message: StartRequest = framed(codec, request).await?;
+        let (process, child) = spawn(found, &user, message)?;
+        Ok((process, child, ping, limit))
+    };
+    let (process, child, ping, limit) = match prepared.await {
+        Ok(prepared) => prepared,
+        Err(failure) => return failed_stream(codec, &failure),
+    };
+    let answer = subscribe(&process, codec, ping, limit);
+    tokio::spawn(supervise(found.clone(), process.clone(), child));
+    if let Some(limit) = limit {
+        tokio::spawn(async move {
+            tokio::time::sleep(limit).await;
+            if lock(&process.ended).is_none() {
+                let _ = process.signal(Signal::KILL);
+            }
+        });
+    }
+    answer
+}
+
+async fn connect(found: &Box, codec: Codec, request: Request<Incoming>) -> Answer {
+    let (ping, limit) = (keepalive(request.headers()), deadline(request.headers()));
+    let process = match framed::<ProcessRequest>(codec, request).await {
+        Ok(message) => found.processes.find(message.process.as_ref()),
+        Err(failure) => Err(failure),
+    };
+    match (process, limit) {
+        (Ok(process), Ok(limit)) => subscribe(&process, codec, ping, limit),
+        (Err(failure), _) | (_, Err(failure)) => failed_stream(codec, &failure),
+    }
+}
+
+/// A stream of what a process does from now on.
+fn subscribe(process: &Arc<Process>, codec: Codec, ping: Duration, limit: Option<Duration>) -> Answer {
+    let (events, mut coming) = mpsc::channel(BEHIND);
+    let ended = {
+        // Under the lock of the end, so that the end is either seen here or sent there.
+        let ended = lock(&process.ended);
+        if ended.is_none() {
+            lock(&process.subscribers).push(events);
+        }
+        ended.as_ref().map(|(end, _)| end.clone())
+    };
+    let (sender, body) = channel(1);
+    let pid = process.pid;
+    tokio::spawn(async move {
+        let frame = |event: Event| Piece::Bytes(codec.frame(&StartResponse::of(event)));
+        let write = async {
+            sender.send(frame(Event::Start(StartEvent { pid }))).await.ok()?;
+            if let Some(end) = ended {
+                sender.send(frame(Event::End(end))).await.ok()?;
+            } else {
+                loop {
+                    match tokio::time::timeout(ping, coming.recv()).await {
+                        Ok(Some(event)) => {
+                            let is_end = matches!(event, Event::End(_));
+                            sender.send(frame(event)).await.ok()?;
+                            if is_end {
+                                break;
+                            }
+                        }
+                        // Cut: no last frame.
+                        Ok(None) => return None,
+                        Err(_) => sender.send(frame(Event::Keepalive(KeepAlive {}))).await.ok()?,
+                    }
+                }
+            }
+            sender.send(Piece::Bytes(end_frame(None))).await.ok()
+        };
+        let written = match limit {
+            None => write.await,
+            Some(limit) => match tokio::time::timeout(limit, write).await {
+                Ok(written) => written,
+                Err(_) => {
+                    let failure = RpcFailure::new(Code::DeadlineExceeded, "context deadline exceeded");
+                    sender.send(Piece::Bytes(end_frame(Some(&failure)))).await.ok()
+                }
+            },
+        };
+        if written.is_some() {
+            let _ = sender.send(Piece::End).await;
+        }
+    });
+    let mut answer = Response::new(body);
+    answer
+        .headers_mut()
+        .insert(http::header::CONTENT_TYPE, codec.stream_type());
+    answer
+}
+
+/// The search path of envd's own service.
+const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process>, Child), RpcFailure> {
+    let Some(config) = message.process else {
+        return Err(RpcFailure::new(Code::InvalidArgument, "no process is given"));
+    };
+    if message.pty.is_some() {
+        return Err(RpcFailure::new(Code::Unimplemented, "terminals are not emulated"));
+    }
+    let cwd = resolve(config.cwd.as_deref().unwrap_or_default(), user);
+    if !std::path::Path::new(&cwd).is_dir() {
+        return Err(RpcFailure::new(
+            Code::InvalidArgument,
+            format!("cwd '{cwd}' does not exist"),
+        ));
+    }
+    let has_stdin = message.stdin.unwrap_or(true);
+    let mut command = Command::new("/bin/sh");
+    // As the real one starts everything: a shell that becomes the program.
+    command
+        .args(["-c", "exec \"$@\"", "--", &config.cmd])
+        .args(&config.args)
+        .env_clear()
+        .env("PATH", SERVICE_PATH)
+        .env("HOME", &user.home)
+        .env("USER", &user.name)
+        .env("LOGNAME", &user.name)
+        .envs(&found.env)
+        .env("E2B_SANDBOX", "true")
+        .env(super::place::MARKER, &found.id)
+        .env("E2B_TEMPLATE_ID", &found.template_id)
+        .envs(&config.envs)
+        .current_dir(&cwd)
+        .stdin(if has_stdin { Stdio::piped() } else { Stdio::null() })
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    if rustix::process::geteuid().is_root() && user.uid != 0 {
+        command.uid(user.uid).gid(user.gid);
+    }
+    let mut child = command
+        .spawn()
+        .map_err(|error| RpcFailure::new(Code::InvalidArgument, format!("error starting process: {error}")))?;
+    let process = Arc::new(Process {
+        pid: child.id().unwrap_or_default(),
+        config,
+        tag: message.tag,
+        stdin: tokio::sync::Mutex::new(child.stdin.take()),
+        has_stdin,
+        subscribers: Mutex::default(),
+        ended: Mutex::default(),
+        signalled: Notify::new(),
+    });
+    let mut processes = lock(&found.processes.0);
+    processes.retain(|_, process| !process.is_forgotten());
+    processes.insert(process.pid, process.clone());
+    drop(processes);
+    Ok((process, child))
+}
+
+/// Publishes what a process prints until both pipes end; or, once it was signalled, until it has exited.
+async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
+    let stdout = publish(&process, child.stdout.take(), Output::Stdout);
+    let stderr = publish(&process, child.stderr.take(), Output::Stderr);
+    // The process stays a zombie while its pipes are read, as it does with the real one.
+    let exited = {
+        let drained = async { tokio::join!(stdout, stderr) };
+        tokio::select! {
+            _ = drained => None,
+            exited = async {
+                process.signalled.notified().await;
+                child.wait().await
+            } => Some(exited),
+        }
+    };
+    let exited = match exited {
+        Some(exited) => exited,
+        None => child.wait().await,
+    };
+    let Ok(status) = exited else { return };
+    let end = end_event(status);
+    let subscribers = {
+        let mut ended = lock(&process.ended);
+        *ended = Some((end.clone(), Instant::now()));
+        std::mem::take(&mut *lock(&process.subscribers))
+    };
+    if found.processes.1.load(Ordering::SeqCst) {
+        return;
+    }
+    for subscriber in subscribers {
+        let _ = subscriber.send(Event::End(end.clone())).await;
+    }
+    *process.stdin.lock().await = None;
+    drop(found);
+}
+
+async fn publish<R: AsyncRead + Unpin>(process: &Process, pipe: Option<R>, wrap: fn(Bytes) -> Output) {
+    let Some(mut pipe) = pipe else { return };
+    loop {
+        let mut chunk = BytesMut::with_capacity(READ);
+        match pipe.read_buf(&mut chunk).await {
+            Ok(0) | Err(_) => return,
+            Ok(_) => {
+                let output = Some(wrap(chunk.freeze()));
+                process.publish(Event::Data(DataEvent { output })).await;
+            }
+        }
+    }
+}
+
+fn end_event(status: ExitStatus) -> EndEvent {
+    match (status.code(), status.signal()) {
+        (Some(code), _) => {
+            let text = format!("exit status {code}");
+            EndEvent {
+                exit_code: code,
+                exited: true,
+                error: (code != 0).then(|| text.clone()),
+                status: text,
+            }
+        }
+        (None, signal) => {
+            let dumped = if status.core_dumped() { " (core dumped)" } else { "" };
+            let text = format!("signal: {}{dumped}", signal_name(signal.unwrap_or_default()));
+            EndEvent {
+                exit_code: -1,
+                exited: false,
+                error: Some(text.clone()),
+                status: text,
+            }
+        }
+    }
+}
+
+async fn write(process: &Process, bytes: &[u8]) -> Result<(), RpcFailure> {
+    let mut stdin = process.stdin.lock().await;
+    let Some(stdin) = stdin.as_mut() else {
+        let why = if process.has_stdin {
+            "stdin was closed"
+        } else {
+            "stdin is not enabled"
+        };
+        return Err(RpcFailure::new(Code::Internal, why));
+    };
+    let written: io::Result<()> = async {
+        stdin.write_all(bytes).await?;
+        stdin.flush().await
+    }
+    .await;
+    written.map_err(|error| RpcFailure::new(Code::Internal, format!("error writing to stdin: {error}")))
+}
+
+async fn send_input(found: &Box, message: SendInputRequest) -> Result<Empty, RpcFailure> {
+    let process = found.processes.find(message.process.as_ref())?;
+    match message.input.and_then(|input| input.input) {
+        Some(Input::Stdin(bytes)) => write(&process, &bytes).await.map(|()| Empty {}),
+        Some(Input::Pty(_)) => Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        None => Err(RpcFailure::new(Code::Unimplemented, "invalid input type")),
+    }
+}
+
+async fn stream_input(found: &Box, codec: Codec, request: Request<Incoming>) -> Answer {
+    let fed = async {
+        let mut body = request.into_body();
+        let mut decoder = Decoder::default();
+        let mut process = None;
+        while let Some(frame) = body.frame().await {
+            let frame = frame.map_err(|error| RpcFailure::new(Code::Canceled, error.to_string()))?;
+            if let Ok(bytes) = frame.into_data() {
+                decoder.push(bytes);
+            }
+            while let Some(frame) = decoder
+                .next_frame()
+                .map_err(|_| RpcFailure::new(Code::InvalidArgument, "malformed envelope"))?
+            {
+                let message: StreamInputRequest = codec.decode(&frame.payload)?;
+                match message.event {
+                    Some(StreamInputEvent::Start(start)) => {
+                        process = Some(found.processes.find(start.process.as_ref())?);
+                    }
+                    Some(StreamInputEvent::Data(data)) => {
+                        let Some(process) = &process else {
+                            return Err(RpcFailure::new(Code::InvalidArgument, "data before start"));
+                        };
+                        if let Some(Input::Stdin(bytes)) = data.input.and_then(|input| input.input) {
+                            write(process, &bytes).await?;
+                        }
+                    }
+                    Some(StreamInputEvent::Keepalive(_)) | None => {}
+                }
+            }
+        }
+        Ok(())
+    };
+    match fed.await {
+        Ok(()) => {
+            let mut bytes = BytesMut::from(&envelope::encode(0, &codec.encode(&Empty {}))[..]);
+            bytes.extend_from_slice(&end_frame(None));
+            let mut answer = Response::new(full(bytes.freeze()));
+            answer
+                .headers_mut()
+                .insert(http::header::CONTENT_TYPE, codec.stream_type());
+            answer
+        }
+        Err(failure) => failed_stream(codec, &failure),
+    }
+}
