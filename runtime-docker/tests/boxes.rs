@@ -1,6 +1,8 @@
 //! Boxes on real engines, in every way: what the conformance suite does not ask.
 
 mod support;
+#[path = "support/ways.rs"]
+mod ways;
 
 use std::time::Duration;
 
@@ -9,7 +11,7 @@ use runtime_core::{Command, Error, ErrorKind, Orphan, Provider, Result, RuntimeC
 use runtime_docker::{
     ContainerConfig, DockerConfig, DockerProvider, EngineKind, ExecMode, PodmanConfig, PodmanProvider,
 };
-use support::{client, config, containers_of, image, is_there, is_way_asked_for};
+use support::{client, config, containers_of, image, is_there};
 use tempfile::TempDir;
 
 const KINDS: [EngineKind; 2] = [EngineKind::Docker, EngineKind::Podman];
@@ -47,7 +49,7 @@ fn everywhere() -> impl Iterator<Item = (EngineKind, ExecMode)> {
         .filter(|kind| is_there(*kind))
         .flat_map(|kind| WAYS.map(|way| (kind, way)))
         .filter(|(_, way)| {
-            is_way_asked_for(match way {
+            ways::is_way_asked_for(match way {
                 ExecMode::Stdio => "stdio",
                 ExecMode::Engine => "engine",
                 _ => "socket",

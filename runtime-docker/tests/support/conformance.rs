@@ -11,6 +11,9 @@ use tempfile::TempDir;
 
 use crate::support;
 
+#[path = "ways.rs"]
+mod ways;
+
 struct Engine {
     kind: EngineKind,
     exec: ExecMode,
@@ -67,7 +70,7 @@ impl Target for Engine {
 /// Runs the suite on an engine, in a way.
 pub(crate) fn main(kind: EngineKind, exec: ExecMode, way: &str) -> ExitCode {
     let only_lists = std::env::args().any(|argument| argument == "--list");
-    let is_wanted = only_lists || (support::is_way_asked_for(way) && support::is_there(kind));
+    let is_wanted = only_lists || (ways::is_way_asked_for(way) && support::is_there(kind));
     if !is_wanted {
         return ExitCode::SUCCESS;
     }

@@ -27,17 +27,8 @@ pub(crate) fn client(kind: EngineKind, arguments: &[&str]) -> Result<String, Str
 }
 
 /// Whether a comma-separated variable asks for something; unset asks for everything.
-fn is_asked_for(variable: &str, what: &str) -> bool {
+pub(crate) fn is_asked_for(variable: &str, what: &str) -> bool {
     std::env::var(variable).map_or(true, |list| list.split(',').any(|item| item.trim() == what))
-}
-
-/// Whether this way to the box is asked for: `SANDBOX_TEST_WAYS` narrows it to some of `socket`, `stdio`, `engine`.
-pub(crate) fn is_way_asked_for(way: &str) -> bool {
-    let asked = is_asked_for("SANDBOX_TEST_WAYS", way);
-    if !asked {
-        eprintln!("SKIPPED: {way}: SANDBOX_TEST_WAYS does not ask for it");
-    }
-    asked
 }
 
 /// Whether the engine is there with the test images. Where it is not, says so loudly; under CI that is a failure,
