@@ -209,7 +209,7 @@ isolated! {
             raw.try_send("query").await;
             assert!(raw.rest().await.is_empty());
         }
-        crate::tunnels::until(|| relays.refused().len() == 1).await;
+        crate::tunnels::until(|| relays.refused().len() == 1 && relays.used().len() == 1).await;
         assert_eq!((database.text().as_str(), private.connections()), ("query", 0));
         assert_eq!(relays.used().iter().map(ToString::to_string).collect::<Vec<_>>(), ["tcp://db.example:5432"]);
         assert_eq!(relays.refused()[0].reason, "non_global_address");
