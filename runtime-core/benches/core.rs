@@ -10,7 +10,7 @@ use runtime_core::cache::CacheDir;
 use runtime_core::scope::RunScope;
 use runtime_core::subprocess::SubprocessConfig;
 use runtime_core::{Command, Sandbox};
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt};
 
 const GIB: u64 = 1 << 30;
 
@@ -102,14 +102,7 @@ async fn throughput(sandbox: &Sandbox) {
             .expect("head");
         let mut stdout = bare.stdout.take().expect("piped");
         let start = Instant::now();
-        let mut total = 0;
-        loop {
-            let count = stdout.read(&mut buffer).await.expect("read") as u64;
-            if count == 0 {
-                break;
-            }
-            total += count;
-        }
+        let total = drain(&mut stdout, &mut buffer).await;
         floor.push(start.elapsed());
         assert_eq!(total, GIB);
         bare.wait().await.expect("head");
@@ -117,14 +110,7 @@ async fn throughput(sandbox: &Sandbox) {
         let mut process = sandbox.spawn(argv).await.expect("head");
         let mut stdout = process.stdout.take().expect("piped");
         let start = Instant::now();
-        let mut total = 0;
-        loop {
-            let count = stdout.read(&mut buffer).await.expect("read") as u64;
-            if count == 0 {
-                break;
-            }
-            total += count;
-        }
+        let total = drain(&mut stdout, &mut buffer).await;
         live.push(start.elapsed());
         assert_eq!(total, GIB);
 
@@ -141,6 +127,17 @@ async fn throughput(sandbox: &Sandbox) {
         1.25,
     );
     report("1 GiB of stdout, run", "bare pipe", &mut floor, &mut collected, 1.25);
+}
+
+/// Reads to the end; the number of bytes.
+async fn drain(stdout: &mut (impl AsyncRead + Unpin), buffer: &mut [u8]) -> u64 {
+    let mut total = 0;
+    loop {
+        match stdout.read(buffer).await.expect("read") as u64 {
+            0 => return total,
+            count => total += count,
+        }
+    }
 }
 
 async fn many(builder: impl Fn() -> runtime_core::Builder) {

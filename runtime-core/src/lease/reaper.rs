@@ -10,10 +10,11 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde::Serialize;
 use tokio::sync::Semaphore;
-use tokio::task::{JoinSet, spawn_blocking};
+use tokio::task::JoinSet;
 
 use crate::cache::CacheDir;
 use crate::error::{Error, ErrorKind, Result};
+use crate::lease::blocking;
 use crate::lease::crash::crash_point;
 use crate::lease::journal::{DIRECTORY, SUFFIX, UNBORN, is_contended, is_unlinked};
 use crate::lease::record::{Contents, Event, Record, machine, unix_seconds};
@@ -605,10 +606,4 @@ fn reaped(record: &Record, outcome: Outcome, error: Option<String>) -> Reaped {
         outcome,
         error,
     }
-}
-
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> io::Result<T> + Send + 'static) -> io::Result<T> {
-    spawn_blocking(work)
-        .await
-        .unwrap_or_else(|error| Err(io::Error::other(error)))
 }
