@@ -60,6 +60,7 @@ pub mod conformance;
 pub mod egress;
 mod error;
 mod exit;
+pub mod feed;
 mod files;
 pub mod gpu;
 #[cfg(all(feature = "guest", target_os = "linux"))]

@@ -43,8 +43,6 @@ mod guest;
 mod image;
 mod provider;
 mod runtime;
-mod stream;
-mod users;
 mod wire;
 
 pub use provider::{DockerConfig, DockerProvider, DockerRuntime, PodmanConfig, PodmanProvider, PodmanRuntime};

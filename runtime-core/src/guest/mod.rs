@@ -19,6 +19,7 @@
 //! to non-blocking operation immediately before each accept, so that this costs the box a connection and the host
 //! nothing. Reads of files happen on the blocking pool, because a file may live on a file system that the box serves.
 
+mod boxed;
 mod encoding;
 mod files;
 pub mod frame;
@@ -30,6 +31,7 @@ mod process;
 mod session;
 mod stdio;
 
+pub use boxed::{GuestBox, users};
 pub use files::{DirEntry, FileReader, FileWriter, OpenWrite, WriteFile};
 pub use link::{InterfaceWatch, Link, LinkOptions, Network};
 pub use listener::{Rendezvous, SOCKET_ARGUMENTS, Token};

@@ -22,14 +22,14 @@ use crate::process::{Process, ProcessControl, ProcessStderr, ProcessStdin, Proce
 
 const ESRCH: i32 = 3;
 
-/// The user that a program runs as, by number.
-#[derive(Debug, Clone, PartialEq, Eq)]
+/// The user that a program runs as, by number. The default is root.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct User {
     /// User id.
     pub uid: u32,
     /// Primary group id.
     pub gid: u32,
-    /// Supplementary group ids.
+    /// Supplementary group ids, in the order of `/etc/group`.
     pub groups: Vec<u32>,
 }
 

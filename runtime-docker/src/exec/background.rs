@@ -8,7 +8,7 @@ use runtime_core::{Error, ErrorKind, Exec, Result, StdinMode};
 use tokio::io::AsyncReadExt;
 
 use super::process::Commands;
-use crate::stream::{message_error, outcome};
+use runtime_core::feed::{message_error, outcome};
 
 /// The log, then the program. Says `+` once the log is open and the program is there. Codes that are ours: 74 the log
 /// cannot be, 76 it is no file, 126 and 127 as a shell's.

@@ -18,7 +18,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio_util::io::SyncIoBridge;
 
 use super::process::Commands;
-use crate::stream::{checked, message_error, outcome};
+use runtime_core::feed::{checked, message_error, outcome};
 
 /// Most bytes of a listing.
 const LISTING: u64 = 64 << 20;
@@ -298,7 +298,7 @@ impl Commands {
                 content,
             )
         });
-        Ok(crate::stream::behind(reader, filter))
+        Ok(runtime_core::feed::behind(reader, filter))
     }
 }
 

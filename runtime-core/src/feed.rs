@@ -1,4 +1,4 @@
-//! Streams that end with the failure of what feeds them.
+//! Streams that end with the failure of what feeds them, for providers that stream through programs.
 
 use std::future::Future;
 use std::io;
@@ -6,7 +6,10 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
-use runtime_core::{ByteStream, Error, ErrorKind, ExitStatus, Process, Result, stream_error};
+use crate::command::ExitStatus;
+use crate::error::{Error, ErrorKind, Result};
+use crate::files::{ByteStream, stream_error};
+use crate::process::Process;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWriteExt, DuplexStream, ReadBuf};
 use tokio::task::JoinHandle;
 
@@ -17,7 +20,7 @@ const PIPE: usize = 1 << 20;
 const MESSAGES: u64 = 8 << 10;
 
 /// The end of `reader` is the success of `feeder`, or its error. Dropping the stream ends the feeder.
-pub(crate) fn behind(reader: DuplexStream, feeder: JoinHandle<Result<()>>) -> ByteStream {
+pub fn behind(reader: DuplexStream, feeder: JoinHandle<Result<()>>) -> ByteStream {
     ByteStream::new(Behind {
         reader: Some(reader),
         feeder: Some(feeder),
@@ -62,7 +65,7 @@ impl Drop for Behind {
 }
 
 /// What a program's last messages mean.
-pub(crate) fn message_error(what: &str, stderr: &[u8]) -> Error {
+pub fn message_error(what: &str, stderr: &[u8]) -> Error {
     const KINDS: [(&str, ErrorKind); 11] = [
         ("No such file", ErrorKind::NotFound),
         ("Not a directory", ErrorKind::WrongFileType),
@@ -76,7 +79,7 @@ pub(crate) fn message_error(what: &str, stderr: &[u8]) -> Error {
         ("Disk quota exceeded", ErrorKind::ResourceExhausted),
         ("Cannot allocate memory", ErrorKind::ResourceExhausted),
     ];
-    let text = runtime_core::text::tail(stderr, 500);
+    let text = crate::text::tail(stderr, 500);
     let text = text.trim();
     let kind = KINDS
         .iter()
@@ -86,7 +89,10 @@ pub(crate) fn message_error(what: &str, stderr: &[u8]) -> Error {
 }
 
 /// Reads what a program still prints, a little of it, and its end.
-pub(crate) async fn outcome(process: &mut Process) -> Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
+///
+/// # Errors
+/// Those of [`Process::wait`].
+pub async fn outcome(process: &mut Process) -> Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
     async fn short(stream: Option<impl AsyncRead + Unpin>) -> Vec<u8> {
         let mut text = Vec::new();
         if let Some(mut stream) = stream {
@@ -101,7 +107,7 @@ pub(crate) async fn outcome(process: &mut Process) -> Result<(ExitStatus, Vec<u8
 
 /// The rest of a program's standard output as a stream that ends with the program's failure, if it fails. Dropping the
 /// stream kills the program.
-pub(crate) fn checked(mut process: Process, what: String, timeout: Option<Duration>) -> ByteStream {
+pub fn checked(mut process: Process, what: String, timeout: Option<Duration>) -> ByteStream {
     let (reader, mut writer) = tokio::io::duplex(PIPE);
     let task = tokio::spawn(async move {
         let copy = async {

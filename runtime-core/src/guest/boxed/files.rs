@@ -3,13 +3,13 @@
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
-use bytes::Bytes;
-use runtime_core::guest::frame::{FileInfo, FileKind};
-use runtime_core::guest::{OpenWrite, WriteFile};
-use runtime_core::{
+use crate::guest::frame::{FileInfo, FileKind};
+use crate::guest::{OpenWrite, WriteFile};
+use crate::{
     ByteStream, Content, DirEntry, Env, Error, ErrorKind, Exec, FileType, Metadata, Result, StdinMode, WriteOptions,
     stream_error,
 };
+use bytes::Bytes;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::GuestBox;
@@ -44,7 +44,11 @@ pub(super) fn metadata(info: &FileInfo) -> Metadata {
 }
 
 impl GuestBox {
-    pub(crate) async fn stat(&self, path: &Path) -> Result<Metadata> {
+    /// What [`Runtime::stat`](crate::Runtime::stat) says.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn stat(&self, path: &Path) -> Result<Metadata> {
         let mut found = metadata(&self.link.stat(path, false).await?);
         if found.is_symlink() {
             found.link_target = self.link.readlink(path).await.ok().map(PathBuf::from);
@@ -52,7 +56,11 @@ impl GuestBox {
         Ok(found)
     }
 
-    pub(crate) async fn list(&self, path: &Path) -> Result<Vec<DirEntry>> {
+    /// What [`Runtime::list`](crate::Runtime::list) says.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn list(&self, path: &Path) -> Result<Vec<DirEntry>> {
         let entries = self.link.list(path, MOST_ENTRIES).await?;
         let mut listed = Vec::with_capacity(entries.len());
         for entry in entries {
@@ -64,7 +72,11 @@ impl GuestBox {
         Ok(listed)
     }
 
-    pub(crate) async fn create_dir(&self, path: &Path) -> Result<()> {
+    /// Creates a directory with its parents; each new one belongs to the box's user.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn create_dir(&self, path: &Path) -> Result<()> {
         let Some(user) = &self.user else {
             return self.link.mkdir(path, 0o755, true).await;
         };
@@ -90,11 +102,19 @@ impl GuestBox {
         Ok(())
     }
 
-    pub(crate) async fn remove(&self, path: &Path, recursive: bool) -> Result<()> {
+    /// Removes a file, or a directory with what is in it.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn remove(&self, path: &Path, recursive: bool) -> Result<()> {
         self.link.remove(path, recursive).await
     }
 
-    pub(crate) async fn open(&self, path: &Path, limit: Option<u64>) -> Result<ByteStream> {
+    /// Opens a file for reading; a FIFO or device is read by a program, up to `limit` bytes, within a deadline.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn open(&self, path: &Path, limit: Option<u64>) -> Result<ByteStream> {
         match (self.link.open_read(path).await, limit) {
             (Ok(reader), None) => Ok(ByteStream::new(reader)),
             (Ok(reader), Some(limit)) => Ok(ByteStream::new(reader.take(limit))),
@@ -120,7 +140,7 @@ impl GuestBox {
             stdin: StdinMode::Null,
         };
         match self.spawn(&exec).await {
-            Ok(process) => Ok(crate::stream::checked(
+            Ok(process) => Ok(crate::feed::checked(
                 process,
                 format!("reading {}", path.display()),
                 Some(SPECIAL_READ_TIMEOUT),
@@ -130,7 +150,11 @@ impl GuestBox {
         }
     }
 
-    pub(crate) async fn read(&self, path: &Path, limit: u64) -> Result<Bytes> {
+    /// Reads a file up to `limit` bytes.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn read(&self, path: &Path, limit: u64) -> Result<Bytes> {
         match self.link.read(path, limit).await {
             // More than is wanted, or no regular file.
             Err(error) if matches!(error.kind(), ErrorKind::LimitExceeded | ErrorKind::WrongFileType) => {
@@ -180,7 +204,11 @@ impl GuestBox {
         ))
     }
 
-    pub(crate) async fn write(&self, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
+    /// Writes a file, through links, onto a regular file or onto nothing.
+    ///
+    /// # Errors
+    /// Those of the [`Runtime`](crate::Runtime) operation of this name.
+    pub async fn write(&self, path: &Path, content: Content, options: WriteOptions) -> Result<()> {
         let (target, existing) = self.write_target(path).await?;
         if !options.atomic {
             self.fill(&target, content, false, 0o644).await?;
@@ -192,7 +220,7 @@ impl GuestBox {
                 None => Ok(()),
             };
         }
-        let name = format!(".sandbox-{}.tmp", runtime_core::names::random_hex(16));
+        let name = format!(".sandbox-{}.tmp", crate::names::random_hex(16));
         let mut temporary = Temporary {
             path: target.with_file_name(name),
             of: Some(self.link.clone()),
@@ -265,14 +293,14 @@ impl GuestBox {
 /// A new file beside its destination, removed unless it takes its place.
 struct Temporary {
     path: PathBuf,
-    of: Option<runtime_core::guest::Link>,
+    of: Option<crate::guest::Link>,
 }
 
 impl Drop for Temporary {
     fn drop(&mut self) {
         let Some(link) = self.of.take() else { return };
         let path = std::mem::take(&mut self.path);
-        runtime_core::detach(async move {
+        crate::detach(async move {
             if link.check().is_ok() {
                 let _ = link.remove(&path, false).await;
             }

@@ -4,8 +4,8 @@ use std::collections::HashMap;
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::sync::{Mutex, PoisonError};
 
-use runtime_core::guest::Link;
-use runtime_core::{Error, Result};
+use crate::guest::Link;
+use crate::{Error, Result};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::task::{AbortHandle, JoinSet};
 
@@ -14,13 +14,13 @@ const MOST_CONNECTIONS: usize = 1024;
 
 /// What is exposed of a box.
 #[derive(Default)]
-pub(crate) struct Exposures {
+pub(super) struct Exposures {
     ports: Mutex<HashMap<u16, (SocketAddr, AbortHandle)>>,
 }
 
 impl Exposures {
     /// The URL of a port, which stays the same for as long as the box lives.
-    pub(crate) async fn url(&self, link: &Link, port: u16) -> Result<String> {
+    pub(super) async fn url(&self, link: &Link, port: u16) -> Result<String> {
         if let Some((address, _)) = self.ports().get(&port) {
             return Ok(format!("http://{address}"));
         }
@@ -43,7 +43,7 @@ impl Exposures {
     }
 
     /// Closes every listener and connection.
-    pub(crate) fn close(&self) {
+    pub(super) fn close(&self) {
         for (_, (_, task)) in self.ports().drain() {
             task.abort();
         }

@@ -5,9 +5,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use runtime_core::guest::frame::FileKind;
-use runtime_core::guest::{FileWriter, OpenWrite};
-use runtime_core::{ByteStream, Error, ErrorKind, Result, stream_error};
+use crate::guest::frame::FileKind;
+use crate::guest::{FileWriter, OpenWrite};
+use crate::{ByteStream, Error, ErrorKind, Result, stream_error};
 use tar::{Archive, Builder, EntryType, Header};
 use tokio::io::AsyncWriteExt;
 use tokio::runtime::Handle;
@@ -33,9 +33,12 @@ impl Drop for GiveUp {
 impl GuestBox {
     /// Unpacks a checked tar stream.
     ///
+    /// # Errors
+    /// Those of [`Runtime::upload_tar`](crate::Runtime::upload_tar).
+    ///
     /// # Cancellation
     /// Ends at the next read of the stream; a part has been unpacked.
-    pub(crate) async fn upload_tar(self: &Arc<Self>, dir: &Path, tar: ByteStream) -> Result<()> {
+    pub async fn upload_tar(self: &Arc<Self>, dir: &Path, tar: ByteStream) -> Result<()> {
         self.create_dir(dir).await?;
         let (reader, mut writer) = tokio::io::duplex(PIPE);
         // Fed by this future, so that dropping it ends the thread's stream.
@@ -163,7 +166,10 @@ impl GuestBox {
     }
 
     /// Packs a directory.
-    pub(crate) async fn download_tar(self: &Arc<Self>, dir: &Path) -> Result<ByteStream> {
+    ///
+    /// # Errors
+    /// Those of [`Runtime::download_tar`](crate::Runtime::download_tar).
+    pub async fn download_tar(self: &Arc<Self>, dir: &Path) -> Result<ByteStream> {
         if self.link.stat(dir, true).await?.kind != FileKind::Directory {
             return Err(Error::new(
                 ErrorKind::WrongFileType,
@@ -175,7 +181,7 @@ impl GuestBox {
         let dir = dir.to_path_buf();
         let handle = Handle::current();
         let thread = tokio::task::spawn_blocking(move || guest.pack(&handle, &dir, SyncIoBridge::new(writer)));
-        Ok(crate::stream::behind(reader, thread))
+        Ok(crate::feed::behind(reader, thread))
     }
 
     fn pack(&self, handle: &Handle, dir: &Path, writer: impl io::Write) -> Result<()> {

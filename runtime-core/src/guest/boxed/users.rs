@@ -1,18 +1,10 @@
 //! Who an image's user is, by number: `user[:group]` against the box's `/etc/passwd` and `/etc/group`.
 
-use runtime_core::{Error, Result};
-
-/// A user as a program runs.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub(crate) struct Ids {
-    pub(crate) uid: u32,
-    pub(crate) gid: u32,
-    /// Supplementary groups, in the order of `/etc/group`.
-    pub(crate) groups: Vec<u32>,
-}
+use crate::error::{Error, Result};
+use crate::guest::User;
 
 /// Whether the files of the box are needed to know who this is.
-pub(crate) fn is_root(user: &str) -> bool {
+pub fn is_root(user: &str) -> bool {
     matches!(user, "" | "0" | "0:0" | "root:0")
 }
 
@@ -20,8 +12,8 @@ pub(crate) fn is_root(user: &str) -> bool {
 /// primary group and the supplementary ones.
 ///
 /// # Errors
-/// [`InvalidConfig`](runtime_core::ErrorKind::InvalidConfig) naming `user` for a name that the box does not have.
-pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Ids> {
+/// [`InvalidConfig`](crate::ErrorKind::InvalidConfig) naming `user` for a name that the box does not have.
+pub fn resolve(user: &str, passwd: &str, group: &str) -> Result<User> {
     let (name, wanted_group) = match user.split_once(':') {
         Some((name, group)) => (name, Some(group).filter(|group| !group.is_empty())),
         None => (user, None),
@@ -57,13 +49,13 @@ pub(crate) fn resolve(user: &str, passwd: &str, group: &str) -> Result<Ids> {
                 (None, Ok(gid)) => gid,
                 (None, Err(_)) => return Err(missing("group", wanted)),
             };
-            Ok(Ids {
+            Ok(User {
                 uid,
                 gid,
                 groups: Vec::new(),
             })
         }
-        None => Ok(Ids {
+        None => Ok(User {
             uid,
             gid: primary,
             groups: groups()
@@ -81,8 +73,8 @@ mod tests {
     const PASSWD: &str = "root:x:0:0:root:/root:/bin/sh\nbroken\napp:x:1000:1001::/home/app:\n";
     const GROUP: &str = "root:x:0:\napp:x:1001:\nvideo:x:44:other,app\nodd:x:9:app2\n";
 
-    fn ids(uid: u32, gid: u32, groups: &[u32]) -> Ids {
-        Ids {
+    fn ids(uid: u32, gid: u32, groups: &[u32]) -> User {
+        User {
             uid,
             gid,
             groups: groups.to_vec(),
