@@ -435,6 +435,10 @@ impl Server {
                 }
                 Ok(None)
             }
+            Request::Resolver { reachable } => {
+                netlink::set_resolver_reachable(reachable).map_err(failure)?;
+                Ok(Some(Event::Done {}))
+            }
             Request::Ping {} => Ok(Some(Event::Pong {})),
             Request::Shutdown {} => {
                 self.begin_to_end();
