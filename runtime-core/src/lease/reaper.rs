@@ -561,9 +561,10 @@ impl Work<'_> {
         }
         let namesakes = self.living.get(&record.name).into_iter().flatten();
         let mut twins = namesakes.filter(|living| {
-            // Where the ids differ they tell the two apart.
+            // Where the ids differ they tell the two apart, and so does what a deletion goes by.
             let same_id = record.id.is_none() || living.id.is_none() || record.id == living.id;
-            living.provider == record.provider && living.run_scope == record.run_scope && same_id
+            let same_target = living.provider == record.provider && living.context == record.context;
+            same_target && living.run_scope == record.run_scope && same_id
         });
         if twins.next().is_some() {
             return Some((Outcome::InUse, None));
