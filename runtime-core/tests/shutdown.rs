@@ -111,7 +111,7 @@ fn the_second_signal_exits_at_once_and_the_reaper_finds_the_boxes() {
     let mut stderr = std::io::BufReader::new(talk.child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
-    assert!(line.contains("stopping 1 sandboxes"), "{line}");
+    assert!(line.contains("stopping 1 sandbox;"), "{line}");
     let second = Instant::now();
     signal(&talk, "-INT");
     let (status, _) = talk.end();
