@@ -380,6 +380,8 @@ fn look(path: &Path) -> io::Result<Look> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Look::Gone),
         file => file?,
     };
+    #[cfg(unix)]
+    is_own(&file)?;
     match fs2::FileExt::try_lock_exclusive(&file) {
         // Removed by another reaper, or replaced by its owner, since we opened it.
         Ok(()) if is_unlinked(&file)? => Ok(Look::Gone),
@@ -387,6 +389,17 @@ fn look(path: &Path) -> io::Result<Look> {
         Err(error) if is_contended(&error) => Ok(Look::Held(read(&file)?)),
         Err(error) => Err(error),
     }
+}
+
+/// What a journal says is done: paths are removed, engines are asked. So it must be this user's, wherever it is.
+#[cfg(unix)]
+fn is_own(file: &File) -> io::Result<()> {
+    let owner = std::os::unix::fs::MetadataExt::uid(&file.metadata()?);
+    if owner == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    let message = format!("it belongs to user {owner}, who alone can reap it");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
 fn read(mut file: &File) -> io::Result<Contents> {
