@@ -7,10 +7,8 @@ mod ways;
 use std::time::Duration;
 
 use runtime_core::cache::CacheDir;
-use runtime_core::{Command, Error, ErrorKind, Orphan, Provider, Result, RuntimeConfig, Sandbox};
-use runtime_docker::{
-    ContainerConfig, DockerConfig, DockerProvider, EngineKind, ExecMode, PodmanConfig, PodmanProvider,
-};
+use runtime_core::{Command, ErrorKind, Result, RuntimeConfig, Sandbox};
+use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PodmanConfig};
 use support::{client, config, containers_of, image, is_there};
 use tempfile::TempDir;
 
@@ -366,52 +364,5 @@ async fn somebody_elses_container_is_borrowed_and_stays() {
             );
             client(kind, &["rm", "--force", &id]).expect("a removal");
         }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_orphan_is_deleted_by_id_or_name_and_only_with_our_label() {
-    for kind in KINDS.into_iter().filter(|kind| is_there(*kind)) {
-        let delete = |orphan: Orphan| async move {
-            match kind {
-                EngineKind::Docker => DockerProvider.delete_orphan(&orphan).await,
-                EngineKind::Podman => PodmanProvider.delete_orphan(&orphan).await,
-            }
-        };
-        let orphan = |name: &str, id: Option<&str>| Orphan {
-            name: name.to_owned(),
-            id: id.map(str::to_owned),
-            run_scope: "test".to_owned(),
-            context: Default::default(),
-        };
-        let start = |label: &str| {
-            let label = format!("runtime-sandbox.name={label}");
-            let made = client(
-                kind,
-                &[
-                    "run",
-                    "--detach",
-                    "--label",
-                    &label,
-                    &image(kind, "busybox"),
-                    "sleep",
-                    "1000",
-                ],
-            );
-            made.expect("a container")
-        };
-        for by_id in [true, false] {
-            let name = format!("orphan-{}", runtime_core::names::random_hex(8));
-            let id = start(&name);
-            delete(orphan(&name, by_id.then_some(&id[..12])))
-                .await
-                .expect("a deletion");
-            gone(kind, &name).await;
-            delete(orphan(&name, Some(&id))).await.expect("gone already is fine");
-        }
-        let other = start("somebody-else");
-        let refused: Error = delete(orphan("mine", Some(&other))).await.expect_err("not ours");
-        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
-        client(kind, &["rm", "--force", &other]).expect("it was still there");
     }
 }
