@@ -37,7 +37,7 @@ pub(crate) fn guest() -> Capabilities {
     can.special_file_reads = true;
     can.private_filesystem = true;
     can.expose = Expose::AnyPort;
-    can.egress = Egress::Unrestricted;
+    can.egress = Egress::Enforced;
     can.gpu = true;
     can
 }
@@ -58,6 +58,17 @@ pub(crate) fn engine(host_processes: bool, local: bool) -> Capabilities {
     can.start_failures = false;
     can.oom_detection = false;
     can.expose = Expose::Port(SERVICE_PORT);
+    can.egress = Egress::Unrestricted;
+    can
+}
+
+/// Through the guest, for this configuration.
+pub(crate) fn of_guest(config: &ContainerConfig) -> Capabilities {
+    let mut can = guest();
+    if config.container.is_some() {
+        // What it is connected to is its owner's business.
+        can.egress = Egress::Unrestricted;
+    }
     can
 }
 
@@ -72,6 +83,6 @@ pub(crate) fn of(kind: EngineKind, config: &ContainerConfig) -> Capabilities {
             engine(local, local)
         }
         ExecMode::Auto if !guest_is_there => engine(true, true),
-        ExecMode::Auto | ExecMode::Guest | ExecMode::Stdio => guest(),
+        ExecMode::Auto | ExecMode::Guest | ExecMode::Stdio => of_guest(config),
     }
 }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use runtime_core::config::{from_fields, tagged};
+use runtime_core::network::Policy;
 use runtime_core::{BoxSpec, Capabilities, Orphan, Provider, Result, Runtime, RuntimeConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -82,6 +83,10 @@ macro_rules! engine {
 
             fn capabilities(&self) -> Capabilities {
                 capabilities::of($kind, &self.0)
+            }
+
+            fn policy(&self) -> Option<Policy> {
+                Some(self.0.policy())
             }
 
             fn to_value(&self) -> Value {

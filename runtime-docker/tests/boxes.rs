@@ -180,12 +180,6 @@ async fn what_the_engine_cannot_give_is_typed_and_leaves_nothing() {
         let mut user = busybox();
         user.user = Some("nobody-of-this-name".into());
         assert_eq!(refused(user).await, (ErrorKind::InvalidConfig, Some("user".into())));
-        let mut policy = busybox();
-        policy.allow = vec!["example.com".into()];
-        assert_eq!(refused(policy).await, (ErrorKind::Unsupported, Some("allow".into())));
-        let mut policy = busybox();
-        policy.block = vec!["example.com".into()];
-        assert_eq!(refused(policy).await, (ErrorKind::Unsupported, Some("block".into())));
         let mut socket = busybox();
         socket.host = Some("unix:///no/such/socket".into());
         assert_eq!(refused(socket).await.0, ErrorKind::Unavailable);
@@ -291,8 +285,14 @@ async fn a_fork_bomb_meets_its_limit_and_the_box_lives_on() {
             ended.map_or_else(|error| error.kind() == ErrorKind::Timeout, |output| !output.success()),
             "{kind} {exec:?}"
         );
-        // Its group was killed, so there is room again.
-        assert_eq!(text(&sandbox, "echo fine").await, "fine", "{kind} {exec:?}");
+        // Its group was killed, so there is room again, as soon as the last of it is reaped.
+        let until = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            match sandbox.run(["echo", "fine"]).await {
+                Ok(output) if output.success() => break assert_eq!(output.stdout_lossy(), "fine\n"),
+                other => assert!(tokio::time::Instant::now() < until, "{kind} {exec:?}: {other:?}"),
+            }
+        }
         sandbox.stop().await.expect("a stop");
     }
 }
