@@ -38,9 +38,9 @@ fn a_process_killed_at_300_random_moments_leaves_no_container_after_one_reap() {
         return;
     }
     let mut torture = Torture::new("a_process_killed_at_300_random_moments_leaves_no_container_after_one_reap");
-    torture.at_once = 10;
+    torture.at_once = 15;
     torture.boxes = 1;
-    torture.latest = Duration::from_millis(2500);
+    torture.latest = Duration::from_millis(2000);
     let kept = |scene: &Scene| {
         let mut left = left(scene);
         // What is kept for all boxes to come stays.
