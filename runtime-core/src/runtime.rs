@@ -188,11 +188,12 @@ pub trait Runtime: Send + Sync + 'static {
         None
     }
 
-    /// The URL that a program in the box uses for a URL of this host. The default changes nothing.
+    /// The URL that a program in the box uses for a URL of this host, and the way to it: a service on this host's
+    /// loopback may need a listener inside the box. The default changes nothing.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a URL that cannot be translated.
-    fn host_url(&self, url: &str) -> Result<String> {
+    async fn host_url(&self, url: &str) -> Result<String> {
         Ok(url.to_owned())
     }
 

@@ -208,6 +208,12 @@ impl Link {
         self.0.session.fail(Failure::gone("it was closed by its owner"));
     }
 
+    /// Closes the link because the box's network is not closed any more.
+    #[cfg(feature = "egress")]
+    pub(crate) fn give_up(&self, why: impl std::fmt::Display) {
+        self.0.session.fail(Failure::policy(why));
+    }
+
     /// Sets how programs are started from now on: the environment under theirs (`None` keeps the guest's own, which is
     /// the image's), and whether address families that no network namespace confines are refused to them. A restricted
     /// program cannot gain privileges by executing a set-user-ID program.
