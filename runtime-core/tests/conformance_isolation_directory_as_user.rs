@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use subprocess_target::{Subprocess, as_user, isolation};
 
 fn main() -> ExitCode {
-    as_user::run(|| {
+    as_user::only(|| {
         isolation::run("conformance_isolation_directory_as_user", || {
             runtime_core::conformance::main(Subprocess::isolated_in_directory)
         })

@@ -7,9 +7,10 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::capability::{Capabilities, Expose};
+use crate::capability::{Capabilities, Egress, Expose};
 use crate::config::{RuntimeConfig, from_fields, tagged};
 use crate::error::{Error, Result};
+use crate::network::Policy;
 use crate::registry::{Orphan, Provider};
 use crate::runtime::{BoxSpec, Runtime};
 use crate::subprocess::runtime::{CLAIM, DIR, OwnerIs, SubprocessRuntime, delete_directory};
@@ -55,6 +56,13 @@ pub struct SubprocessConfig {
     /// Absolute paths of this machine that the box sees and may change, as far as its user may. Default: none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub writable_paths: Vec<String>,
+    /// Destinations that the execution phase may reach, through the proxy: see [`network`](crate::network). Default:
+    /// `["*"]`, everything. In setup a box reaches everything in any case.
+    #[serde(skip_serializing_if = "is_everything")]
+    pub allow: Vec<String>,
+    /// Destinations that the execution phase must not reach. Default: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub block: Vec<String>,
     /// Address space of each program, in GB, and the most that the box's files in memory take. Default: no limit for
     /// programs, 4 GB for files.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -81,6 +89,10 @@ fn is_host(root: &str) -> bool {
     root == HOST
 }
 
+fn is_everything(allow: &[String]) -> bool {
+    allow == ["*"]
+}
+
 impl Default for SubprocessConfig {
     fn default() -> Self {
         Self {
@@ -88,6 +100,8 @@ impl Default for SubprocessConfig {
             root: HOST.to_owned(),
             expose_paths: Vec::new(),
             writable_paths: Vec::new(),
+            allow: vec!["*".to_owned()],
+            block: Vec::new(),
             memory: None,
             cpu_seconds: None,
             pids_limit: None,
@@ -126,8 +140,20 @@ impl SubprocessConfig {
         .find_map(|(field, is_set)| is_set.then_some(field))
     }
 
+    fn network_policy(&self) -> Policy {
+        let (allow, block) = (self.allow.iter(), self.block.iter());
+        Policy::unchecked(allow.map(String::as_str), block.map(String::as_str))
+    }
+
     fn check_fields(&self) -> Result<()> {
+        self.network_policy().validate()?;
         if self.isolation == Isolation::None {
+            if self.network_policy().is_restricted() {
+                let field = if self.block.is_empty() { "allow" } else { "block" };
+                let message = "a box of the embedded runtime has the host's network, which nobody can restrict; with \
+                               `isolation = \"namespaces\"` it has one of its own";
+                return Err(Error::unsupported(message).with_field(field));
+            }
             return match self.idle_field() {
                 Some(field) => Err(Error::invalid_config(
                     field,
@@ -201,6 +227,10 @@ impl RuntimeConfig for SubprocessConfig {
         }
     }
 
+    fn policy(&self) -> Option<Policy> {
+        (self.isolation == Isolation::Namespaces).then(|| self.network_policy())
+    }
+
     fn to_value(&self) -> Value {
         tagged(TAG, self)
     }
@@ -262,6 +292,7 @@ pub(crate) const ISOLATED: Capabilities = Capabilities {
     max_argv_bytes: Some(3 << 19),
     inherits_host_env: false,
     private_filesystem: true,
+    egress: Egress::Enforced,
     ..CAPABILITIES
 };
 
@@ -289,5 +320,79 @@ impl Provider for SubprocessProvider {
             orphan.context.get(name).ok_or_else(missing)
         };
         delete_directory(&orphan.name, Path::new(fact(DIR)?), fact(CLAIM)?, OwnerIs::Dead).await
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::ErrorKind;
+    use serde_json::json;
+
+    fn checked(value: Value) -> Result<SubprocessConfig> {
+        let Value::Object(fields) = value else { unreachable!() };
+        from_fields::<SubprocessConfig>(TAG, fields).and_then(|config| config.check_fields().map(|()| config))
+    }
+
+    #[test]
+    fn what_needs_isolation_is_refused_by_its_name_without_it() {
+        for (field, value) in [
+            ("root", json!("/srv/root")),
+            ("expose_paths", json!(["/opt"])),
+            ("writable_paths", json!(["/opt"])),
+            ("memory", json!(1.0)),
+            ("cpu_seconds", json!(1)),
+            ("pids_limit", json!(10)),
+            ("file_size", json!(0.5)),
+        ] {
+            let error = checked(json!({field: value})).expect_err(field);
+            assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidConfig, Some(field)));
+            checked(json!({field: value, "isolation": "namespaces"})).expect(field);
+        }
+        for (field, value) in [
+            ("allow", json!([])),
+            ("allow", json!(["a.com"])),
+            ("block", json!(["a.com"])),
+        ] {
+            let error = checked(json!({field: value})).expect_err(field);
+            assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some(field)));
+            let config = checked(json!({field: value, "isolation": "namespaces"})).expect(field);
+            assert!(config.policy().is_some_and(|policy| policy.is_restricted()));
+        }
+        assert!(SubprocessConfig::default().policy().is_none());
+        checked(json!({"allow": ["*"], "block": [], "root": "host", "isolation": "none"})).expect("what it is anyway");
+    }
+
+    #[test]
+    fn a_value_that_cannot_be_is_refused_by_its_place() {
+        for (fields, place) in [
+            (json!({"root": "relative"}), "root"),
+            (json!({"root": "/"}), "root"),
+            (json!({"root": "/srv/../etc"}), "root"),
+            (json!({"expose_paths": ["/opt", "opt"]}), "expose_paths[1]"),
+            (json!({"writable_paths": ["/"]}), "writable_paths[0]"),
+            (json!({"memory": 0.0}), "memory"),
+            (json!({"file_size": -1.0}), "file_size"),
+            (json!({"cpu_seconds": 0}), "cpu_seconds"),
+            (json!({"pids_limit": 0}), "pids_limit"),
+            (json!({"allow": ["::1"]}), "allow[0]"),
+            (json!({"isolation": "vm"}), "isolation"),
+        ] {
+            let mut fields = fields;
+            if fields.get("isolation").is_none() {
+                fields["isolation"] = json!("namespaces");
+            }
+            let error = checked(fields.clone()).expect_err(&fields.to_string());
+            assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidConfig, Some(place)));
+        }
+    }
+
+    #[test]
+    fn a_config_says_only_what_is_not_the_default() {
+        let config = SubprocessConfig::namespaces();
+        assert_eq!(
+            config.to_value(),
+            json!({"type": "subprocess", "isolation": "namespaces"})
+        );
     }
 }

@@ -1,4 +1,5 @@
 //! Running a test program anew as somebody who is not root.
+#![allow(dead_code, reason = "each test program uses a part of this")]
 
 use std::fs;
 use std::io;
@@ -8,6 +9,8 @@ use std::process::{Command, ExitCode};
 
 /// `nobody`, nearly everywhere; no account is needed.
 const USER: u32 = 65_534;
+/// Set for the program that was started anew.
+const COPY: &str = "STARTED_AS_USER";
 
 /// What `suite` does, as an unprivileged user: where the tests run as root, they start themselves anew.
 pub(crate) fn run(suite: impl FnOnce() -> ExitCode) -> ExitCode {
@@ -19,6 +22,17 @@ pub(crate) fn run(suite: impl FnOnce() -> ExitCode) -> ExitCode {
         Err(error) => {
             eprintln!("the suite cannot be started as user {USER}: {error}");
             ExitCode::FAILURE
+        }
+    }
+}
+
+/// The same, for a suite that another target runs as whoever the tests run as: nobody is to run it twice.
+pub(crate) fn only(suite: impl FnOnce() -> ExitCode) -> ExitCode {
+    match rustix::process::geteuid().is_root() || std::env::var_os(COPY).is_some() {
+        true => run(suite),
+        false => {
+            println!("an ordinary user runs the tests, and with them this suite under its other name");
+            ExitCode::SUCCESS
         }
     }
 }
@@ -38,6 +52,7 @@ fn as_user() -> io::Result<ExitCode> {
         .args(std::env::args_os().skip(1))
         .env("TMPDIR", &scratch)
         .env("HOME", &scratch)
+        .env(COPY, "1")
         .current_dir(&scratch)
         .gid(USER)
         .uid(USER)

@@ -103,6 +103,19 @@ fn processes_of(dir: &Path) -> Vec<i32> {
         .collect()
 }
 
+fn children_of(pid: i32) -> Vec<String> {
+    let children = fs::read_to_string(format!("/proc/{pid}/task/{pid}/children")).unwrap_or_default();
+    children.split_whitespace().map(str::to_owned).collect()
+}
+
+/// Whether a process is there and no zombie.
+fn runs(pid: &str) -> bool {
+    let status = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+    status
+        .rsplit_once(") ")
+        .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
+}
+
 fn program_exists(program: &str) -> bool {
     std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
@@ -157,10 +170,15 @@ impl Target for Subprocess {
         // namespaces dies with the process that keeps it.
         let dir = self.dir(&target.name);
         if self.is_isolated() {
-            for pid in processes_of(&dir) {
+            let keepers = processes_of(&dir);
+            let inside: Vec<String> = keepers.iter().flat_map(|pid| children_of(*pid)).collect();
+            for pid in keepers {
                 if let Some(pid) = rustix::process::Pid::from_raw(pid) {
                     let _ = rustix::process::kill_process(pid, rustix::process::Signal::KILL);
                 }
+            }
+            while inside.iter().any(|pid| runs(pid)) {
+                std::thread::sleep(std::time::Duration::from_millis(1));
             }
             return Ok(());
         }

@@ -15,7 +15,9 @@
 //! - **A workdir** at [`WORKDIR`], private `/tmp` and `/dev/shm`, a `/dev` with the nodes that harm nobody, a fresh
 //!   `/proc` and a read-only `/sys` of its own network.
 //! - **Processes**: its own. **Environment**: none of the host's but `PATH` (with the host's files), `LANG`, `TZ`.
-//! - **Network**: nothing but `lo`.
+//! - **Network**: nothing but `lo`, in every phase. What leaves the box goes through the [proxy](crate::egress) that this
+//!   process serves on it, to which `HTTP_PROXY` and its like point: in setup to anywhere but this host's loopback, after
+//!   the cut to what `allow`, `block` and the routes say. A program that does not speak to a proxy has no network.
 //!
 //! # What its programs may do
 //! They run as the user that the owner is, and as [`BOX_USER`] where the owner is root: nobody's files are theirs then,

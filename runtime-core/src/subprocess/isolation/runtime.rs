@@ -12,14 +12,17 @@ use serde_json::{Map, Value};
 
 use super::launch::{self, Keeper, blocking, bytes};
 use super::{WORKDIR, box_user, copy, view};
+use crate::box_network::BoxNetwork;
 use crate::capability::Capabilities;
 use crate::collect::collect;
 use crate::command::{Collect, Env, Exec, Output};
+use crate::config::RuntimeConfig;
 use crate::error::{Error, ErrorKind, Result};
 use crate::files::{ByteStream, Content, DirEntry, Metadata, WriteOptions};
 use crate::guest::GuestBox;
 use crate::guest::frame::List;
 use crate::guest::plan::Plan;
+use crate::network::{Policy, Routes};
 use crate::process::Process;
 use crate::runtime::{BoxSpec, Runtime};
 use crate::subprocess::SubprocessConfig;
@@ -65,6 +68,7 @@ pub struct IsolatedRuntime {
     claim: String,
     state: Arc<Mutex<State>>,
     guest: OnceLock<Arc<GuestBox>>,
+    network: OnceLock<BoxNetwork>,
     layered: OnceLock<&'static str>,
 }
 
@@ -82,8 +86,21 @@ impl IsolatedRuntime {
             claim: crate::names::random_id(),
             state: Arc::default(),
             guest: OnceLock::new(),
+            network: OnceLock::new(),
             layered: OnceLock::new(),
         })
+    }
+
+    fn network(&self) -> Result<&BoxNetwork> {
+        let missing = || Error::new(ErrorKind::Phase, "the box does not exist yet");
+        self.network.get().ok_or_else(missing)
+    }
+
+    /// What a program gets besides the caller's variables: the way to the proxy.
+    fn with_network(&self, mut exec: Exec, background: bool) -> Result<Exec> {
+        let variables = self.network()?.environment(&exec.env, background);
+        exec.env = exec.env.layered(&variables);
+        Ok(exec)
     }
 
     fn guest(&self) -> Result<&Arc<GuestBox>> {
@@ -259,7 +276,15 @@ impl Runtime for IsolatedRuntime {
         }
         let mut guest = GuestBox::new(link);
         guest.outside = box_user();
-        guest.prepare("", &self.base_environment()).await?;
+        let base = self.base_environment();
+        guest.prepare("", &base).await?;
+        let network = BoxNetwork::builder(self.spec.name.as_str(), guest.link.clone())
+            .policy(self.config.policy().unwrap_or_default())
+            .proxied(true)
+            .image_env(base)
+            .start()
+            .await?;
+        let _ = self.network.set(network);
         let _ = self.guest.set(Arc::new(guest));
         Ok(())
     }
@@ -267,6 +292,9 @@ impl Runtime for IsolatedRuntime {
     async fn delete(&self) -> Result<()> {
         if let Some(guest) = self.guest.get() {
             guest.close();
+        }
+        if let Some(network) = self.network.get() {
+            network.stop().await;
         }
         let state = self.state.clone();
         let (dir, name, claim) = (self.dir.clone(), self.spec.name.clone(), self.claim.clone());
@@ -294,10 +322,12 @@ impl Runtime for IsolatedRuntime {
     }
 
     async fn spawn(&self, exec: Exec) -> Result<Process> {
+        let exec = self.with_network(exec, false)?;
         self.guest()?.spawn(&exec).await
     }
 
     async fn run(&self, exec: Exec, options: Collect) -> Result<Output> {
+        let exec = self.with_network(exec, false)?;
         let guest = self.guest()?;
         match collect(guest.spawn(&exec).await?, options).await {
             // Its streams broke with the link: the reason is the box's end.
@@ -311,6 +341,7 @@ impl Runtime for IsolatedRuntime {
     }
 
     async fn spawn_background(&self, exec: Exec, log: &Path) -> Result<()> {
+        let exec = self.with_network(exec, true)?;
         self.guest()?.spawn_background(&exec, log).await
     }
 
@@ -356,5 +387,18 @@ impl Runtime for IsolatedRuntime {
 
     async fn expose(&self, port: u16) -> Result<String> {
         self.guest()?.expose(port).await
+    }
+
+    async fn host_url(&self, url: &str) -> Result<String> {
+        self.network()?.host_url(url).await
+    }
+
+    async fn open_network(&self) -> Result<()> {
+        // There is none to give back: setup has the proxy, as every other phase.
+        self.network()?.open(async { Ok(()) }).await
+    }
+
+    async fn restrict_network(&self, policy: &Policy, routes: &Routes) -> Result<()> {
+        self.network()?.close(policy, routes, async { Ok(()) }).await
     }
 }
