@@ -87,11 +87,12 @@ pub(crate) fn enter() -> Step<Inside> {
     }
     drop(ours);
     ns::die_with_parent().at("parent", "the signal of the parent's death")?;
+    let sockets = host_sockets();
     let kinds = ns::NEW_MOUNTS | ns::NEW_NET | ns::NEW_IPC | ns::NEW_UTS;
     ns::leave(kinds).at("namespaces", "new mount, network, IPC and UTS namespaces")?;
     // A kernel without cgroup namespaces has nothing to hide by one.
     let _ = ns::leave(ns::NEW_CGROUP);
-    build(&plan, box_uid, box_gid)?;
+    build(&plan, &sockets, box_uid, box_gid)?;
     ns::raise_loopback().at("loopback", "lo")?;
     ns::set_host_name(&plan.hostname).at("hostname", "the host name")?;
     let mut keeper = theirs;
@@ -232,7 +233,7 @@ fn path(bytes: &[u8]) -> PathBuf {
     files::path(bytes).to_path_buf()
 }
 
-fn build(plan: &Plan, uid: u32, gid: u32) -> Step<()> {
+fn build(plan: &Plan, sockets: &[PathBuf], uid: u32, gid: u32) -> Step<()> {
     const OF_HOST: u64 = ns::READ_ONLY | ns::NO_SUID | ns::NO_DEV;
     const OF_BOX: u64 = ns::NO_SUID | ns::NO_DEV;
     ns::make_mounts_private().at("private", "/")?;
@@ -270,11 +271,6 @@ fn build(plan: &Plan, uid: u32, gid: u32) -> Step<()> {
             nodes.push((tree, place));
         }
     }
-    let sockets = if plan.root.is_none() {
-        host_sockets()
-    } else {
-        Vec::new()
-    };
 
     // Made here, because an ordinary user gets them only where there are others that show everything.
     let proc = ns::new_tree(c"proc", OF_BOX | ns::NO_EXEC, &[]).at("proc", "/proc")?;
@@ -325,10 +321,9 @@ fn build(plan: &Plan, uid: u32, gid: u32) -> Step<()> {
     ] {
         directory(&Path::new("/").join(name), mode, uid, gid)?;
     }
-    if plan.root.is_some() {
-        let attributes = ns::NO_SUID | ns::NO_EXEC;
-        ns::mount_new(c"tmpfs", Path::new("/dev"), attributes, &memory).at("tmpfs", "/dev")?;
-    }
+    let dev = Path::new("/dev");
+    ns::mount_new(c"tmpfs", dev, ns::NO_SUID | ns::NO_EXEC, &memory).at("tmpfs", dev)?;
+    chown(dev, Some(uid), Some(gid)).at("tmpfs", dev)?;
     devices(uid, gid)?;
     for (tree, place) in nodes {
         put(&tree, &place, false)?;
@@ -339,17 +334,19 @@ fn build(plan: &Plan, uid: u32, gid: u32) -> Step<()> {
         for hidden in &plan.hidden.0 {
             hide(&path(hidden), uid, gid)?;
         }
-        for socket in sockets {
-            mask(&socket);
-        }
     }
     ns::attach(proc.as_fd(), Path::new("/proc")).at("proc", "/proc")?;
     if let Some(sys) = sys {
         ns::attach(sys.as_fd(), Path::new("/sys")).at("sys", "/sys")?;
     }
+    let named: Vec<PathBuf> = late.iter().map(|waiting| waiting.place.clone()).collect();
     for Waiting { tree, place, is_dir } in late {
         parents(&place, uid, gid)?;
         put(&tree, &place, is_dir)?;
+    }
+    // Whoever names a socket wants it; whoever names a directory wants the files.
+    for socket in sockets.iter().filter(|socket| !named.contains(socket)) {
+        mask(socket);
     }
     Ok(())
 }
@@ -402,11 +399,8 @@ fn hide(place: &Path, uid: u32, gid: u32) -> Step<()> {
             ns::mount_new(c"tmpfs", place, ns::NO_SUID | ns::NO_DEV, &options).at("hide", place)
         }
         Ok(found) if !found.is_symlink() => ns::attach(nothing()?.as_fd(), place).at("hide", place),
-        // Not in the box: its parent is one of the box's own, where a home directory is expected to be.
-        Err(_) if place.parent().is_some_and(Path::is_dir) => match directory(place, 0o755, uid, gid) {
-            // Below a read-only parent there is nothing to hide either.
-            Ok(()) | Err(_) => Ok(()),
-        },
+        // Not in the box, but a home directory is expected to be there.
+        Err(_) if place.parent() == Some(Path::new("/home")) => directory(place, 0o755, uid, gid),
         _ => Ok(()),
     }
 }
