@@ -59,7 +59,8 @@ pub(crate) struct Args {
     /// Variable for the program; NAME alone passes ours on. Repeatable
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<OsString>,
-    /// Host that the program may reach; everything else is then closed. Repeatable
+    /// Host that the program may reach; everything else is then closed. Repeatable. On the embedded runtime this gives
+    /// the sandbox namespaces of its own
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
     /// Host that the program must not reach. Repeatable
@@ -106,7 +107,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn execute(args: Args) -> ExitCode {
     let json = args.json;
     let report = match Plan::new(args, &crate::providers::registry()) {
-        Ok(plan) => drive(plan),
+        Ok(plan) => {
+            if let Some(notice) = plan.notice {
+                // Whoever has closed our standard error does not want to know.
+                let _ = writeln!(std::io::stderr(), "{notice}");
+            }
+            drive(plan)
+        }
         Err(error) => Report::refused(error.with_operation("run")),
     };
     let code = report.exit_code();

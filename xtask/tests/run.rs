@@ -11,6 +11,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{World, code, line, stderr, stdout};
 
+/// The embedded runtime without isolation, asked for.
+const OPEN: &str = "subprocess://?isolation=none";
+
 fn shell(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
 }
@@ -266,8 +269,9 @@ fn bad_input_is_refused_with_the_field_that_is_wrong_and_nothing_is_created() {
         (&["--config", "missing.toml"], program, "field: config"),
         (&["--config", "box.yaml"], program, "field: config"),
         (&["--image", "x"], program, "field: image"),
-        (&["--allow", "example.org"], program, "field: allow"),
-        (&["--block", "example.org"], program, "field: block"),
+        (&["--runtime", OPEN, "--allow", "example.org"], program, "field: allow"),
+        (&["--runtime", OPEN, "--block", "example.org"], program, "field: block"),
+        (&["--allow", "exa mple"], program, "field: allow[0]"),
         (&["--env", "=x"], program, "field: env."),
         (
             &["--env", "SURELY_NOT_SET_ANYWHERE"],
@@ -309,13 +313,37 @@ fn bad_input_is_refused_with_the_field_that_is_wrong_and_nothing_is_created() {
 #[test]
 fn a_policy_that_the_provider_cannot_enforce_is_refused_with_what_to_do() {
     let world = World::new();
-    let output = world.run(&["--allow", "example.org"], &["true"]);
+    let output = world.run(&["--runtime", OPEN, "--allow", "example.org"], &["true"]);
     let said = stderr(&output);
     assert!(said.contains("`subprocess` cannot restrict the network"), "{said}");
     assert!(
         said.contains("kind: unsupported\n") && said.contains("or leave --allow out"),
         "{said}"
     );
+}
+
+#[test]
+fn a_policy_gives_the_embedded_runtime_a_network_of_its_own_and_says_so() {
+    let world = World::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    listener.set_nonblocking(true).expect("a mode");
+    let url = format!("http://{}/", listener.local_addr().expect("an address"));
+    let script = format!(
+        "echo $0 $(ls /sys/class/net); curl -s -m 20 -o /dev/null -w '%{{http_code}} ' {url}
+         curl -s -m 20 -o /dev/null -w '%{{http_code}}' --noproxy '' {url}; exit 7"
+    );
+    let output = world.run(&["--allow", "example.org"], &["sh", "-c", &script, "in"]);
+    let said = stderr(&output);
+    if said.contains("to change that: ") && std::env::var_os("CI").is_none() {
+        println!("SKIPPED: a_policy_gives_the_embedded_runtime_a_network_of_its_own_and_says_so: {said}");
+        return;
+    }
+    assert_eq!(code(&output), 7, "{said}");
+    assert!(said.contains("isolation = \"namespaces\""), "{said}");
+    // Nothing of this host answers directly, and the proxy refuses it.
+    assert_eq!(stdout(&output), "in lo\n000 403");
+    assert!(listener.accept().is_err(), "something arrived");
+    world.assert_nothing_left();
 }
 
 #[test]

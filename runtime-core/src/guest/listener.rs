@@ -90,8 +90,7 @@ impl Rendezvous {
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) without the program; otherwise what making files gives.
     pub fn new(parent: &Path, name: &str, cache: &Path) -> Result<Self> {
-        let program = super::availability()
-            .map_err(|reason| Error::unsupported(format!("this build has no guest program: {reason}")))?;
+        let program = program()?;
         make_private(parent)?;
         let directory = parent.join(name);
         let fail = |error| Error::io(format!("prepare {}", directory.display()), error);
@@ -117,6 +116,15 @@ impl Rendezvous {
             let _ = fs::remove_dir_all(&directory);
         }
         result
+    }
+
+    /// Keeps the program in a cache, and says where.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) without the program; otherwise what making files gives.
+    #[cfg(feature = "isolation")]
+    pub(crate) fn keep_program(cache: &Path) -> Result<PathBuf> {
+        keep_program(cache, program()?)
     }
 
     /// The directory to mount.
@@ -201,6 +209,10 @@ fn bind(directory: &Path) -> io::Result<UnixListener> {
     // The box may run as any user; the private directory above and the token are what protects it.
     fs::set_permissions(directory.join(SOCKET_NAME), Permissions::from_mode(0o666))?;
     Ok(listener)
+}
+
+fn program() -> Result<&'static [u8]> {
+    super::availability().map_err(|reason| Error::unsupported(format!("this build has no guest program: {reason}")))
 }
 
 /// Writes the program into the cache unless it is there, under a name that its content determines.

@@ -23,6 +23,8 @@ pub struct GuestBox {
     pub link: Link,
     /// Who programs run as and created files belong to, unless that is who the guest runs as.
     pub user: Option<User>,
+    /// Who on this host the box's programs are, where that is not who this process is.
+    pub outside: Option<u32>,
     /// The variables under those of the caller.
     base: Env,
     /// Servers, which end with the box.
@@ -36,6 +38,7 @@ impl GuestBox {
         Self {
             link,
             user: None,
+            outside: None,
             base: Env::new(),
             background: Mutex::default(),
             exposures: Exposures::default(),
@@ -81,6 +84,7 @@ impl GuestBox {
         SpawnOptions {
             stdin: stdin == StdinMode::Piped,
             user: self.user.clone(),
+            pipes_belong_to: self.outside,
             ..SpawnOptions::default()
         }
     }
