@@ -49,6 +49,8 @@
 mod case;
 mod cases;
 mod context;
+#[cfg(all(feature = "guest", feature = "egress", target_os = "linux"))]
+pub mod escape;
 mod harness;
 mod log;
 mod report;

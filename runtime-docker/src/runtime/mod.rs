@@ -155,7 +155,7 @@ impl Runtime for ContainerRuntime {
         match self.ready.get().map(|ready| (ready.way, &ready.backend)) {
             None => capabilities::of(self.kind, &self.config),
             Some((Way::Engine, Backend::Engine(commands))) => {
-                capabilities::engine(commands.is_local(), commands.engine.endpoint.is_local())
+                capabilities::engine(self.kind, commands.is_local(), commands.engine.endpoint.is_local())
             }
             Some(_) => capabilities::of_guest(&self.config),
         }

@@ -73,6 +73,7 @@ pub(crate) fn config(kind: EngineKind, name: &str, exec: ExecMode) -> ContainerC
 }
 
 /// Ids of the containers of a box, running or not.
+#[allow(dead_code, reason = "the escape suite has no use for it")]
 pub(crate) fn containers_of(kind: EngineKind, name: &str) -> Result<Vec<String>, String> {
     let filter = format!("label=runtime-sandbox.name={name}");
     let listed = client(kind, &["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])?;
