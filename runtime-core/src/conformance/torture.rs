@@ -447,6 +447,8 @@ impl<B: Fn(&Path) -> Builder + Send + Sync + 'static> Victim<B> {
             _ => Some(provision.await),
         };
         let Some(Ok(sandbox)) = provisioned else { return };
+        let _ = sandbox.prepare_setup().await;
+        let _ = sandbox.prepare_execution(Default::default()).await;
         // In the group, out of the group, and a server.
         let program = "sleep 1000 >/dev/null 2>&1 & setsid sleep 1000 >/dev/null 2>&1 & echo done";
         let _ = sandbox.run(["sh", "-c", program]).await;
