@@ -218,7 +218,12 @@ impl Program {
         loop {
             let drop = match &mut events {
                 Some(stream) => match self.read_stream(stream, &mut said).await {
-                    Ok(Some(status)) => return Ok(status),
+                    Ok(Some(status)) => {
+                        if let Some(events) = &mut events {
+                            events.finish();
+                        }
+                        return Ok(status);
+                    }
                     Ok(None) => error::cut_short(),
                     Err(error) => error,
                 },
