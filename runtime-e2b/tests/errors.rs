@@ -256,6 +256,30 @@ async fn silence() {
 }
 
 #[tokio::test]
+async fn the_channel_of_a_durable_program_ends_no_sooner_than_the_program() {
+    let provider = provider!();
+    let sandbox = provider.sandbox().await;
+    let slow = Action::Delay(Duration::from_millis(300));
+    provider
+        .emulator
+        .inject(Fault::new("/filesystem.Filesystem/Remove", 1, slow));
+    let (sink, mut chunks) = tokio::sync::mpsc::channel(4);
+    let command = Command::new(["sh", "-c", "echo told; exit 3"]).stream_to(sink);
+    let mut running = std::pin::pin!(sandbox.run_program(command));
+    let mut told = Vec::new();
+    let output = loop {
+        tokio::select! {
+            biased;
+            output = &mut running => break output.expect("ran"),
+            chunk = chunks.recv() => told.extend_from_slice(&chunk.expect("the program still runs").bytes),
+        }
+    };
+    assert_eq!((&told[..], output.code()), (&b"told\n"[..], Some(3)));
+    assert!(chunks.recv().await.is_none());
+    sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
 async fn frames_are_read_however_they_arrive_and_refused_when_they_lie() {
     let provider = provider!();
     let sandbox = provider.sandbox().await;
