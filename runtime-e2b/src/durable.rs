@@ -108,15 +108,16 @@ pub(crate) async fn run(
         }
         Err(error) => Err(envd.explain(error).await),
     };
+    if result.is_ok() {
+        program.clean_up().await;
+        if let Some(input) = input {
+            input.remove().await;
+        }
+    }
+    // Only now: whoever listens takes the end of the channel for the end of the program.
     let (stdout, stderr) = output.finish();
     match result {
-        Ok(status) => {
-            program.clean_up().await;
-            if let Some(input) = input {
-                input.remove().await;
-            }
-            Ok(Output { status, stdout, stderr })
-        }
+        Ok(status) => Ok(Output { status, stdout, stderr }),
         Err(error) => Err(error.with_partial_output(PartialOutput { stdout, stderr })),
     }
 }
@@ -218,7 +219,12 @@ impl Program {
         loop {
             let drop = match &mut events {
                 Some(stream) => match self.read_stream(stream, &mut said).await {
-                    Ok(Some(status)) => return Ok(status),
+                    Ok(Some(status)) => {
+                        if let Some(events) = &mut events {
+                            events.finish();
+                        }
+                        return Ok(status);
+                    }
                     Ok(None) => error::cut_short(),
                     Err(error) => error,
                 },

@@ -395,6 +395,16 @@ impl Runtime for E2bRuntime {
         process::spawn(live.envd, live.watch, exec, self.config.login_shell).await
     }
 
+    async fn run(&self, exec: Exec, options: Collect) -> Result<Output> {
+        let live = self.live()?;
+        let mut exec = exec;
+        exec.stdin = match options.stdin {
+            Some(_) => StdinMode::Piped,
+            None => StdinMode::Null,
+        };
+        process::run(live.envd, live.watch, exec, options, self.config.login_shell).await
+    }
+
     async fn run_program(&self, exec: Exec, options: Collect) -> Result<Output> {
         let live = self.live()?;
         durable::run(live.envd, live.watch, exec, options, self.config.login_shell).await

@@ -118,7 +118,7 @@ async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
         );
     };
     let id = format!("i{}", random_hex(20));
-    let place = match Place::new(id.clone(), state.dir.join(&id), state.isolated).await {
+    let place = match Place::new(id.clone(), state.dir().join(&id), state.isolated).await {
         Ok(place) => place,
         Err(error) => {
             return failure(

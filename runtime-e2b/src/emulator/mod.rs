@@ -29,16 +29,20 @@
 
 mod boxes;
 mod control;
+mod distort;
 mod envd;
 mod fault;
 mod files;
 mod filesystem;
+mod home;
 mod place;
 mod process;
 mod proxy;
 mod server;
+mod signature;
 mod state;
 mod templates;
+mod watching;
 
 use std::collections::BTreeMap;
 use std::io;

@@ -13,6 +13,7 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Frame, Incoming};
 use tokio::sync::mpsc;
 
+use super::distort::distort;
 use super::fault::Verdict;
 use super::state::State;
 use super::{control, envd};
@@ -46,7 +47,7 @@ pub(super) async fn serve(listener: std::net::TcpListener, state: Arc<State>, ha
                 let state = state.clone();
                 async move { handle(state, half, request).await }
             });
-            let io = super::proxy::Io::new(stream);
+            let io = hyper_util::rt::TokioIo::new(stream);
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(io, service)
                 .await;
@@ -96,8 +97,7 @@ async fn handle(state: Arc<State>, half: Half, request: Request<Incoming>) -> Re
     };
     match verdict {
         Some(Verdict::LoseAnswer) => Err(Closed),
-        Some(Verdict::Drop(after)) => Ok(answer.map(|body| cut(body, after, true))),
-        Some(Verdict::Stall(after)) => Ok(answer.map(|body| cut(body, after, false))),
+        Some(Verdict::Distort(distortion)) => Ok(answer.map(|body| distort(body, distortion))),
         _ => Ok(answer),
     }
 }
@@ -204,46 +204,6 @@ impl HttpBody for Channel {
 pub(super) fn channel(capacity: usize) -> (mpsc::Sender<Piece>, Body) {
     let (sender, pieces) = mpsc::channel(capacity);
     (sender, Channel { pieces, ended: false }.boxed_unsync())
-}
-
-struct Cut {
-    body: Body,
-    left: u64,
-    /// Break the connection; else fall silent.
-    breaks: bool,
-}
-
-impl HttpBody for Cut {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if self.left == 0 {
-            if self.breaks {
-                return Poll::Ready(Some(Err(io::Error::other("dropped on request"))));
-            }
-            return Poll::Pending;
-        }
-        let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)) else {
-            return Poll::Ready(None);
-        };
-        let Ok(mut bytes) = frame?.into_data() else {
-            return Poll::Ready(None);
-        };
-        let kept = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
-        bytes.truncate(kept);
-        self.left -= kept as u64;
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
-    }
-}
-
-fn cut(body: Body, after: u64, breaks: bool) -> Body {
-    Cut {
-        body,
-        left: after,
-        breaks,
-    }
-    .boxed_unsync()
 }
 
 /// The parts of a query, decoded.

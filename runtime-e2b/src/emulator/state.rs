@@ -10,6 +10,7 @@ use runtime_core::names::random_hex;
 
 use super::boxes::EmulatedBox;
 use super::fault::Faults;
+use super::home::Home;
 use super::place;
 use super::templates::Templates;
 use crate::wire::template::BuildState;
@@ -53,7 +54,7 @@ pub(super) struct State {
     pub(super) faults: Faults,
     pub(super) templates: Arc<Templates>,
     /// Where boxes have what is not in a namespace.
-    pub(super) dir: std::path::PathBuf,
+    home: Home,
     boxes: Mutex<Vec<Arc<EmulatedBox>>>,
     /// The labels of every box that was ever created.
     creations: Mutex<Vec<BTreeMap<String, String>>>,
@@ -68,20 +69,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl State {
     pub(super) fn new() -> io::Result<Self> {
-        let dir = std::env::temp_dir().join(format!("e2b-emulator-{}", random_hex(16)));
-        std::fs::create_dir(&dir)?;
+        let home = Home::new()?;
         Ok(Self {
             api_key: format!("e2b_{}", random_hex(40)),
-            isolated: place::can_isolate(&dir),
+            isolated: place::can_isolate(home.dir()),
             faults: Faults::new(),
             templates: Arc::new(Templates::new()),
-            dir,
+            home,
             boxes: Mutex::default(),
             creations: Mutex::default(),
             max_lifetime: AtomicU64::new(86_400),
             envd_version: RwLock::new("0.6.13".to_owned()),
             requests: Mutex::default(),
         })
+    }
+
+    pub(super) fn dir(&self) -> &std::path::Path {
+        self.home.dir()
     }
 
     pub(super) fn note(&self, request: String) {
@@ -123,7 +127,6 @@ impl State {
         for found in self.boxes() {
             self.delete(&found.id).await;
         }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 
     pub(super) fn creations(&self) -> Vec<BTreeMap<String, String>> {
