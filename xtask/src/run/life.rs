@@ -35,8 +35,10 @@ pub(super) async fn live(plan: Plan) -> Report {
         }
     };
     let mut record = Map::new();
+    let mut egress = None;
     if let Some(sandbox) = sandbox.get() {
         record = sandbox.info();
+        egress = sandbox.egress_log();
         // The deletion begins before the notice: whoever does not read our standard error must not delay it.
         let stop = async { tokio::join!(sandbox.stop(), notice).0 };
         let mut stop = pin!(phases.during("stop", "deleting the sandbox", stop));
@@ -58,6 +60,8 @@ pub(super) async fn live(plan: Plan) -> Report {
         errors,
         phases: phases.finish(),
         sandbox: record,
+        egress,
+        record_egress: plan.record_egress,
     }
 }
 
