@@ -215,6 +215,12 @@ pub trait Runtime: Send + Sync + 'static {
         Err(Error::unsupported("this provider cannot restrict the network"))
     }
 
+    /// What the box asked its proxy and relays for, and what became of it, where there are any of ours.
+    #[cfg(feature = "egress")]
+    fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        None
+    }
+
     /// Extends the provider's own lifetime of the box to at least `seconds` from now, where it has one.
     ///
     /// # Errors

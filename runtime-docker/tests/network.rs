@@ -165,7 +165,7 @@ async fn routes_of_the_host_are_reached_before_and_after_the_cut_and_others_are_
             "{kind} {way:?}"
         );
         assert_eq!(
-            text(&sandbox, &format!("wget -Y off -q -T 5 -O- {second} || echo no")).await,
+            text(&sandbox, &format!("wget -Y off -q -O- {second} || echo no")).await,
             "no"
         );
         sandbox.stop().await.expect("a stop");

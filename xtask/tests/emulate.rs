@@ -132,10 +132,10 @@ fn what_a_killed_one_left_is_removed_by_the_next() {
     let second = emulate(&world, &[]);
     assert_eq!(left(&world).len(), 1, "only its own");
     let sleeps = || {
-        let found = std::fs::read_dir("/proc").expect("/proc").flatten().any(|entry| {
-            std::fs::read(entry.path().join("cmdline")).is_ok_and(|words| words == b"sleep\x00987654\x00")
-        });
-        found
+        std::fs::read_dir("/proc")
+            .expect("/proc")
+            .flatten()
+            .any(|entry| std::fs::read(entry.path().join("cmdline")).is_ok_and(|words| words == b"sleep\x00987654\x00"))
     };
     assert!(!sleeps(), "the box's program runs on");
     drop(second);

@@ -12,6 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use runtime_core::egress::EgressLog;
 use runtime_core::guest::{GuestBox, Rendezvous};
 use runtime_core::network::{Policy, Routes, no_proxy_env};
 use runtime_core::{
@@ -417,6 +418,11 @@ impl Runtime for ContainerRuntime {
             Some(network) => network.host_url(url).await,
             None => Ok(url.to_owned()),
         }
+    }
+
+    fn egress_log(&self) -> Option<EgressLog> {
+        let network = self.ready.get()?.network.as_ref()?;
+        self.config.is_restricted().then(|| network.log())
     }
 
     async fn open_network(&self) -> Result<()> {

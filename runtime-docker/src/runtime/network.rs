@@ -6,6 +6,7 @@ use std::sync::Mutex;
 
 use bollard::models::{EndpointSettings, NetworkConnectRequest, NetworkDisconnectRequest};
 use runtime_core::box_network::BoxNetwork;
+use runtime_core::egress::EgressLog;
 use runtime_core::guest::Link;
 use runtime_core::network::{Policy, Routes};
 use runtime_core::{Env, Error, ErrorKind, Result};
@@ -42,6 +43,11 @@ impl BoxNet {
 
     pub(super) async fn host_url(&self, url: &str) -> Result<String> {
         self.inside.host_url(url).await
+    }
+
+    /// What the box asked for.
+    pub(super) fn log(&self) -> EgressLog {
+        self.inside.log().clone()
     }
 
     /// Returns only when the network is proven closed.

@@ -41,8 +41,10 @@ pub(super) async fn live(plan: Plan) -> Report {
         }
     };
     let mut record = Map::new();
+    let mut egress = None;
     if let Some(sandbox) = sandbox.get() {
         record = sandbox.info();
+        egress = sandbox.egress_log();
         // Whoever does not read our standard error does not delay the deletion, which has begun.
         let stop = async { tokio::join!(sandbox.stop(), notice).0 };
         let mut stop = pin!(phases.during("stop", "deleting the sandbox", stop));
@@ -64,6 +66,8 @@ pub(super) async fn live(plan: Plan) -> Report {
         errors,
         phases: phases.finish(),
         sandbox: record,
+        egress,
+        record_egress: plan.record_egress,
     }
 }
 

@@ -6,8 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use runtime_core::config::{value_from_env, value_from_json, value_from_toml, value_from_url};
-use runtime_core::{Command, Env, Error, ErrorKind, Registry, Result, RuntimeConfig};
-use serde_json::{Map, Value};
+use runtime_core::{Command, Egress, Env, Error, ErrorKind, Registry, Result, RuntimeConfig};
+use serde_json::{Map, Value, json};
 
 use super::{Args, refuse};
 
@@ -26,6 +26,7 @@ pub(super) struct Plan {
     pub(super) json: bool,
     /// What was decided for the caller, to be told.
     pub(super) notice: Option<&'static str>,
+    pub(super) record_egress: bool,
 }
 
 /// One transfer between this machine and the box.
@@ -68,6 +69,7 @@ impl Plan {
             stdin: args.stdin,
             json: args.json,
             notice,
+            record_egress: args.record_egress,
         })
     }
 
@@ -119,6 +121,23 @@ fn configure(args: &Args, registry: &Registry) -> Result<Configured> {
         }
         fields.insert(field.to_owned(), Value::from(hosts.clone()));
     }
+    if args.record_egress {
+        let egress = match fields.get("isolation") {
+            Some(_) => registry.parse(Value::Object(fields.clone()))?.capabilities().egress,
+            None => provider.capabilities().egress,
+        };
+        if egress != Egress::Enforced {
+            let message = format!("`{tag}` has no proxy of ours, which is what records");
+            return Err(Error::unsupported(message)
+                .with_field("record-egress")
+                .with_provider(tag));
+        }
+        let is = |field: &str, open: Value| fields.get(field).is_none_or(|rules| *rules == open);
+        if is("allow", json!(["*"])) && is("block", json!([])) {
+            // A policy, so that everything goes through the proxy; it blocks what cannot exist.
+            fields.insert("block".to_owned(), json!(["egress-is-recorded.invalid"]));
+        }
+    }
     if let Some(image) = &args.image {
         fields.insert("image".to_owned(), Value::from(image.clone()));
     }
@@ -152,20 +171,24 @@ fn configure(args: &Args, registry: &Registry) -> Result<Configured> {
 
 /// Gives the embedded runtime's box a network of its own where one is to be restricted, and says so.
 fn isolate(args: &Args, tag: &str, fields: &mut Map<String, Value>) -> Result<Option<&'static str>> {
-    let wanted = !args.allow.is_empty() || !args.block.is_empty();
+    let wanted = !args.allow.is_empty() || !args.block.is_empty() || args.record_egress;
     if tag != "subprocess" || !wanted || fields.contains_key("isolation") {
         return Ok(None);
     }
     isolation_is_available().map_err(|reason| {
-        let field = if args.allow.is_empty() { "block" } else { "allow" };
-        let message = format!("to restrict the network, the sandbox needs namespaces of its own: {reason}");
+        let field = match (args.allow.is_empty(), args.block.is_empty()) {
+            (false, _) => "allow",
+            (_, false) => "block",
+            _ => "record-egress",
+        };
+        let message = format!("to restrict or record the network, the sandbox needs namespaces of its own: {reason}");
         Error::unsupported(message)
             .with_field(field)
             .with_provider(tag.to_owned())
     })?;
     fields.insert("isolation".to_owned(), Value::from("namespaces"));
     Ok(Some(
-        "the network is to be restricted, so the sandbox gets namespaces of its own (isolation = \"namespaces\")",
+        "the network is to be restricted or recorded, so the sandbox gets namespaces of its own (isolation = \"namespaces\")",
     ))
 }
 
