@@ -46,10 +46,9 @@ fn main() -> Outcome<()> {
     match args.get(1).map(String::as_str) {
         Some("generate") => return generate(args[2].as_ref(), args[3].parse()?),
         Some("load") => return measure_load(args[2].as_ref()),
-        Some("count") => {
-            run_once(args[2].parse()?);
-            return Ok(());
-        }
+        Some("updates") => return measure_updates(&args[2], args[3].parse()?),
+        // For tools that count instructions and cache misses, with which the clock may not work.
+        Some("count") => return publish(Way::Growing, args[2].parse()?, &mut || ()),
         // `cargo test --benches` runs this too; it measures nothing then.
         Some("--bench") => {}
         _ => return Ok(()),
@@ -72,7 +71,7 @@ fn main() -> Outcome<()> {
         report_turns(&baseline);
     }
     if wanted("updates") {
-        report_updates(&baseline);
+        report_updates(&baseline)?;
     }
     if wanted("chain") {
         report_chain(&baseline);
@@ -138,58 +137,104 @@ fn report_turns(baseline: &dyn Fn(&[&str]) -> Option<f64>) {
     }
 }
 
-fn time_growing(trace: &Trace, updates: usize, all: &EdgeTexts) -> Duration {
-    let mut trace = trace.clone();
-    let mut set = SemanticEdgeSet::new();
-    let start = Instant::now();
-    publish_all(&mut trace, &mut set, updates, all);
-    let spent = start.elapsed();
-    assert_eq!(num_links(&trace), all.len());
-    spent
+/// Updates that are timed together.
+const STRETCH: usize = 125;
+
+/// How updates reach a trace.
+#[derive(Clone, Copy)]
+enum Way {
+    /// One set to which edges are added as they arrive.
+    Growing,
+    /// Payloads that repeat all edges, through a feed.
+    Payloads,
+    /// No graph: comparing each payload with the one before, which is the least that reading
+    /// payloads can cost.
+    Floor,
 }
 
-/// Out of line, so that tools can tell it from its surroundings.
-#[inline(never)]
-fn publish_all(trace: &mut Trace, set: &mut SemanticEdgeSet, updates: usize, all: &EdgeTexts) {
-    for update in 1..=updates {
-        for k in set.len()..update * all.len() / updates {
-            set.push(all.edge(k)).expect("edges differ");
-        }
-        trace.add_semantic_edges(set).expect("all are committed");
-    }
-}
+const WAYS: [(&str, Way); 3] = [
+    ("growing", Way::Growing),
+    ("payloads", Way::Payloads),
+    ("floor", Way::Floor),
+];
 
-/// The updates once and without a clock, for tools that count instructions and cache misses.
-fn run_once(updates: usize) {
-    let mut trace = store_turns(&turns(5 * updates), Prompts::Shared, &mut |step| step());
-    let all = EdgeTexts::new(10 * updates, 5 * updates);
-    publish_all(&mut trace, &mut SemanticEdgeSet::new(), updates, &all);
-}
-
-fn num_links(trace: &Trace) -> usize {
-    trace.nodes().iter().map(|node| node.semantic_parents.len()).sum()
-}
-
-fn time_payloads(trace: &Trace, updates: usize, count: usize, turn_count: usize) -> f64 {
+/// Does `updates` updates of ten edges over five turns for each; `lap` is called after every
+/// stretch of them.
+fn publish(way: Way, updates: usize, lap: &mut dyn FnMut()) -> Outcome<()> {
+    let (turn_count, count) = (5 * updates, 10 * updates);
+    let mut trace = store_turns(&turns(turn_count), Prompts::Shared, &mut |step| step());
+    let parts = EdgeTexts::new(count, turn_count);
     let (mut text, ends) = payload(count, turn_count);
     text.extend_from_slice(b"]}");
-    best(3, || {
-        let mut trace = trace.clone();
-        let mut feed = EdgeFeed::new();
-        let mut spent = Duration::ZERO;
-        for update in 1..=updates {
-            let end = ends[update * count / updates - 1];
-            let kept = [text[end], text[end + 1]];
-            text[end..end + 2].copy_from_slice(b"]}");
-            let start = Instant::now();
-            let set = feed.read(&text[..end + 2]).expect("valid");
-            trace.add_semantic_edges(set).expect("all are committed");
-            spent += start.elapsed();
-            text[end..end + 2].copy_from_slice(&kept);
+    let mut set = SemanticEdgeSet::new();
+    let mut feed = EdgeFeed::new();
+    let mut before: Vec<u8> = Vec::new();
+    lap();
+    for update in 1..=updates {
+        let end = ends[10 * update - 1];
+        match way {
+            Way::Growing => {
+                for k in set.len()..10 * update {
+                    set.push(parts.edge(k))?;
+                }
+                trace.add_semantic_edges(&set)?;
+            }
+            Way::Payloads => {
+                let kept = [text[end], text[end + 1]];
+                text[end..end + 2].copy_from_slice(b"]}");
+                trace.add_semantic_edges(feed.read(&text[..end + 2])?)?;
+                text[end..end + 2].copy_from_slice(&kept);
+            }
+            Way::Floor => {
+                assert!(text[..end].starts_with(&before));
+                before.extend_from_slice(&text[before.len()..end]);
+            }
         }
-        assert_eq!(num_links(&trace), count);
-        spent
-    })
+        if update % STRETCH == 0 {
+            lap();
+        }
+    }
+    let links: usize = trace.nodes().iter().map(|node| node.semantic_parents.len()).sum();
+    assert_eq!(links, if matches!(way, Way::Floor) { 0 } else { count });
+    Ok(())
+}
+
+/// Prints the time of every stretch, in nanoseconds.
+fn measure_updates(way: &str, updates: usize) -> Outcome<()> {
+    let way = WAYS.iter().find(|(name, _)| *name == way).ok_or("no such way")?.1;
+    let mut laps = Vec::new();
+    publish(way, updates, &mut || laps.push(Instant::now()))?;
+    for lap in laps.windows(2) {
+        println!("{}", (lap[1].0 - lap[0].0).as_nanos());
+    }
+    Ok(())
+}
+
+/// Seconds for updates of each number, each in a process of its own that has done nothing else.
+///
+/// A run of some milliseconds does not get through on a busy machine without losing its caches to
+/// somebody, and the longer it is, the more often. So what counts is the best time of every
+/// stretch, and runs of all kinds take turns.
+fn time_updates(runs: usize, kinds: &[(&str, usize)]) -> Outcome<Vec<f64>> {
+    let me = std::env::current_exe()?;
+    let mut best: Vec<Vec<u64>> = vec![Vec::new(); kinds.len()];
+    for _ in 0..runs {
+        for (best, (way, updates)) in best.iter_mut().zip(kinds) {
+            let output = Command::new(&me)
+                .args(["updates", way, &updates.to_string()])
+                .output()?;
+            if !output.status.success() {
+                return Err(format!("{way}: {}", String::from_utf8_lossy(&output.stderr)).into());
+            }
+            let laps = std::str::from_utf8(&output.stdout)?
+                .lines()
+                .map(str::parse)
+                .collect::<Result<Vec<u64>, _>>()?;
+            best.resize(laps.len(), u64::MAX);
+            best.iter_mut().zip(laps).for_each(|(best, lap)| *best = lap.min(*best));
+        }
+    }
+    Ok(best.iter().map(|laps| laps.iter().sum::<u64>() as f64 / 1e9).collect())
 }
 
 /// Every update is a set of its own, as another parser would make it; making it is not timed.
@@ -213,36 +258,50 @@ fn time_foreign_sets(trace: &Trace, updates: usize, count: usize, turn_count: us
     spent.as_secs_f64()
 }
 
-fn report_updates(baseline: &dyn Fn(&[&str]) -> Option<f64>) {
+fn report_updates(baseline: &dyn Fn(&[&str]) -> Option<f64>) -> Outcome<()> {
     println!("\nupdates: 2,000 cumulative sets growing to 20,000 edges over 10,000 turns");
     let reference = baseline(&["edges", "validate_s"])
         .zip(baseline(&["edges", "apply_s"]))
         .map(|(validate, apply)| validate + apply);
-    let small = store_turns(&turns(10_000), Prompts::Shared, &mut |step| step());
-    let large = store_turns(&turns(20_000), Prompts::Shared, &mut |step| step());
-    // By turns, so that both see the same machine.
-    let (few, many) = (EdgeTexts::new(20_000, 10_000), EdgeTexts::new(40_000, 20_000));
-    let (mut one, mut two) = (f64::INFINITY, f64::INFINITY);
-    for _ in 0..100 {
-        one = one.min(time_growing(&small, 2_000, &few).as_secs_f64());
-        two = two.min(time_growing(&large, 4_000, &many).as_secs_f64());
-    }
+    let kinds = [("growing", 2_000), ("growing", 4_000)];
+    let growing = time_updates(40, &kinds)?;
     println!(
         "  {:<32} {:>8.2} ms in all     doubled: {:.2}x{}",
         "one set that grows",
-        one * 1e3,
-        two / one,
-        ratio(reference, one)
+        growing[0] * 1e3,
+        growing[1] / growing[0],
+        ratio(reference, growing[0])
     );
-    let one = time_payloads(&small, 2_000, 20_000, 10_000);
-    let two = time_payloads(&large, 4_000, 40_000, 20_000);
+    let kinds = [
+        ("payloads", 2_000),
+        ("floor", 2_000),
+        ("payloads", 4_000),
+        ("floor", 4_000),
+    ];
+    let times = time_updates(10, &kinds)?;
+    let (one, floor, two, floor_two) = (times[0], times[1], times[2], times[3]);
     println!(
         "  {:<32} {:>8.2} ms in all     doubled: {:.2}x{}",
-        "JSON payloads (1.5 GB)",
+        "JSON payloads (1.5 GB, 6 GB)",
         one * 1e3,
         two / one,
         ratio(reference, one)
     );
+    println!(
+        "  {:<32} {:>8.2} ms in all     doubled: {:.2}x   payloads take {:.2} and {:.2} times this",
+        "  comparing their bytes alone",
+        floor * 1e3,
+        floor_two / floor,
+        one / floor,
+        two / floor_two
+    );
+    println!(
+        "  {:<32} {:>8.2} ms in all     doubled: {:.2}x",
+        "  the rest of it",
+        (one - floor) * 1e3,
+        (two - floor_two) / (one - floor)
+    );
+    let small = store_turns(&turns(10_000), Prompts::Shared, &mut |step| step());
     let one = time_foreign_sets(&small, 2_000, 20_000, 10_000);
     println!(
         "  {:<32} {:>8.2} ms in all{:19}{}",
@@ -251,6 +310,7 @@ fn report_updates(baseline: &dyn Fn(&[&str]) -> Option<f64>) {
         "",
         ratio(baseline(&["edges", "apply_s"]), one)
     );
+    Ok(())
 }
 
 fn report_chain(baseline: &dyn Fn(&[&str]) -> Option<f64>) {

@@ -1,8 +1,8 @@
 //! [`SemanticEdge`], [`SemanticEdgeSet`], [`ParentLink`] and [`AcpInfo`]: the strict wire types.
 
-use std::collections::HashSet;
+use std::collections::{HashMap, HashSet};
 use std::fmt;
-use std::hash::{BuildHasher, RandomState};
+use std::hash::RandomState;
 use std::marker::PhantomData;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -13,7 +13,7 @@ use serde::{Deserialize as DeriveDeserialize, Serialize};
 use crate::code::{Code, Coded};
 use crate::id::{EdgeType, NodeId, RequestId};
 use crate::json::{self, Segment, Value};
-use crate::names::ByHash;
+use crate::names::{ByHash, short_hash};
 
 /// Key of the metadata object under which a harness publishes an edge set.
 pub const EDGE_SET_METADATA_KEY: &str = "ai.prime.acp/semantic-edges-v1";
@@ -159,15 +159,18 @@ impl std::error::Error for EdgeError {}
 #[derive(Serialize)]
 pub struct SemanticEdgeSet {
     edges: Vec<SemanticEdge>,
-    /// Hashes of the edges, for duplicates; built when first needed.
+    /// For duplicates: the first edge of every hash. Built when first needed.
     #[serde(skip)]
-    known: HashSet<u64, ByHash>,
+    known: HashMap<u32, u32, ByHash>,
     #[serde(skip)]
     hasher: RandomState,
     /// Names this value's history: the same lineage with more edges has the same beginning.
     #[serde(skip)]
     lineage: u64,
 }
+
+/// How many of the latest edges are asked for a label to share.
+const LIKELY_LABELS: usize = 8;
 
 fn new_lineage() -> u64 {
     static NEXT: AtomicU64 = AtomicU64::new(1);
@@ -180,7 +183,7 @@ impl SemanticEdgeSet {
     pub fn new() -> Self {
         Self {
             edges: Vec::new(),
-            known: HashSet::default(),
+            known: HashMap::default(),
             hasher: RandomState::new(),
             lineage: new_lineage(),
         }
@@ -200,7 +203,7 @@ impl SemanticEdgeSet {
         }
         Ok(Self {
             edges,
-            known: HashSet::default(),
+            known: HashMap::default(),
             hasher: RandomState::new(),
             lineage: new_lineage(),
         })
@@ -210,16 +213,30 @@ impl SemanticEdgeSet {
     ///
     /// # Errors
     /// [`EdgeError`] with [`Code::DuplicateEdge`]; the set is then unchanged.
-    pub fn push(&mut self, edge: SemanticEdge) -> Result<(), EdgeError> {
+    pub fn push(&mut self, mut edge: SemanticEdge) -> Result<(), EdgeError> {
         if self.known.is_empty() {
-            self.known = self.edges.iter().map(|edge| self.hasher.hash_one(edge)).collect();
+            for (i, edge) in self.edges.iter().enumerate() {
+                self.known.entry(short_hash(&self.hasher, edge)).or_insert(i as u32);
+            }
         }
-        // A new hash is a new edge; for a known one the edges themselves decide.
-        if !self.known.insert(self.hasher.hash_one(&edge)) && self.edges.contains(&edge) {
+        let next = self.edges.len() as u32;
+        let first = *self.known.entry(short_hash(&self.hasher, &edge)).or_insert(next);
+        // A new hash is a new edge; of a known one there may be several.
+        if first != next && (self.edges[first as usize] == edge || self.edges.contains(&edge)) {
             return Err(EdgeError {
                 code: Code::DuplicateEdge,
                 request: edge.source_request_id,
             });
+        }
+        // Labels are few.
+        let label = self
+            .edges
+            .iter()
+            .rev()
+            .take(LIKELY_LABELS)
+            .find(|known| known.label == edge.label);
+        if let Some(known) = label {
+            edge.label = known.label.clone();
         }
         self.edges.push(edge);
         Ok(())
@@ -397,7 +414,7 @@ impl Clone for SemanticEdgeSet {
     fn clone(&self) -> Self {
         Self {
             edges: self.edges.clone(),
-            known: HashSet::default(),
+            known: HashMap::default(),
             hasher: RandomState::new(),
             lineage: new_lineage(),
         }

@@ -1,27 +1,34 @@
 //! [`Names`]: from request ids to small numbers.
 
 use std::collections::HashMap;
-use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
+use std::hash::{BuildHasher, BuildHasherDefault, Hash, Hasher, RandomState};
 
 use crate::id::RequestId;
 
-/// For keys that are hashes already.
+/// Half a hash: enough to tell apart what there is, with exceptions that its users know of, and
+/// half the memory, which is what look-ups wait for.
+pub(crate) fn short_hash<T: Hash + ?Sized>(hasher: &impl BuildHasher, value: &T) -> u32 {
+    hasher.hash_one(value) as u32
+}
+
+/// For keys that are [short hashes](short_hash) already.
 #[derive(Debug, Default)]
 pub(crate) struct Hashed(u64);
 
 impl Hasher for Hashed {
     fn write(&mut self, bytes: &[u8]) {
         for byte in bytes {
-            self.0 = self.0.rotate_left(8) ^ u64::from(*byte);
+            self.write_u32(u32::from(*byte));
         }
     }
 
-    fn write_u64(&mut self, hash: u64) {
-        self.0 = hash;
+    fn write_u32(&mut self, hash: u32) {
+        // Tables look at both ends of 64 bits.
+        self.0 = (self.0 ^ u64::from(hash)).wrapping_mul(0x9e37_79b9_7f4a_7c15);
     }
 
     fn finish(&self) -> u64 {
-        self.0
+        self.0 ^ (self.0 >> 32)
     }
 }
 
@@ -33,18 +40,18 @@ pub(crate) type ByHash = BuildHasherDefault<Hashed>;
 #[derive(Debug, Default)]
 pub(crate) struct Names<S = RandomState> {
     hasher: S,
-    by_hash: HashMap<u64, u32, ByHash>,
+    by_hash: HashMap<u32, u32, ByHash>,
     /// Names whose hash is that of another name.
     others: HashMap<RequestId, u32>,
 }
 
 impl<S: BuildHasher> Names<S> {
-    pub(crate) fn hash(&self, name: &RequestId) -> u64 {
-        self.hasher.hash_one(name)
+    pub(crate) fn hash(&self, name: &RequestId) -> u32 {
+        short_hash(&self.hasher, name)
     }
 
     /// The first number with this hash, to be confirmed.
-    pub(crate) fn likely(&self, hash: u64) -> Option<u32> {
+    pub(crate) fn likely(&self, hash: u32) -> Option<u32> {
         self.by_hash.get(&hash).copied()
     }
 
@@ -68,7 +75,7 @@ impl<S: BuildHasher> Names<S> {
         next: u32,
         name_of: impl Fn(u32) -> &'a RequestId,
     ) -> u32 {
-        let number = *self.by_hash.entry(self.hasher.hash_one(name)).or_insert(next);
+        let number = *self.by_hash.entry(short_hash(&self.hasher, name)).or_insert(next);
         if number == next || name_of(number) == name {
             return number;
         }

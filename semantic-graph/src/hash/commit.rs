@@ -307,7 +307,7 @@ impl Trace {
         let mut tip = turn.prefix_tip;
         let mut added = Vec::new();
         let from = turn.prefix_len - turn.base;
-        for (message, digest) in turn.messages.iter().zip(&turn.digests).skip(from) {
+        for (message, digest) in turn.messages[from..].iter().zip(&turn.digests[from..]) {
             let known = self
                 .key_index()
                 .variants(&self.nodes, tip, turn.tools_digest, *digest)
@@ -410,11 +410,10 @@ impl Trace {
             .collect();
         let own = plan.len.saturating_sub(turn.base);
         let mut rest = again.into_iter().chain(
-            turn.messages
+            turn.messages[own..]
                 .iter()
                 .cloned()
-                .zip(turn.digests.iter().copied())
-                .skip(own),
+                .zip(turn.digests[own..].iter().copied()),
         );
         for (message, digest) in rest.by_ref() {
             let Some(found) = self.absorb(&plan, turn.tools_digest, digest) else {
