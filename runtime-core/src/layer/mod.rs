@@ -210,8 +210,8 @@ impl<A: Around> Runtime for Wrapped<A> {
         self.inner.published_port()
     }
 
-    fn host_url(&self, url: &str) -> Result<String> {
-        self.inner.host_url(url)
+    async fn host_url(&self, url: &str) -> Result<String> {
+        self.inner.host_url(url).await
     }
 
     async fn create(&self) -> Result<()> {

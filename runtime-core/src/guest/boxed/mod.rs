@@ -59,6 +59,16 @@ impl GuestBox {
         Ok(())
     }
 
+    /// Keeps programs that start from now on, as long as the box lives, from sockets of the families that no network
+    /// namespace confines and from new privileges through set-user-ID programs. For a box with a network policy, after
+    /// [`prepare`](Self::prepare) and before its first program: what setup starts lives on into the execution phase.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) where the guest has no filter for its architecture.
+    pub async fn confine(&self) -> Result<()> {
+        self.link.configure(Some(&self.base), true).await
+    }
+
     async fn text(&self, path: &str) -> Result<String> {
         match self.link.read(Path::new(path), 4 << 20).await {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
