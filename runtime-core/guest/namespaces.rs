@@ -279,8 +279,13 @@ pub(crate) fn drop_capabilities() -> io::Result<()> {
     // SAFETY: integers; a header and two records as version 3 has them, all zero.
     unsafe {
         for capability in 0..64 as c_ulong {
-            // Numbers that this kernel does not know are refused, and nothing is lost by it.
-            prctl(PR_CAPBSET_DROP, capability, zero, zero, zero);
+            // They are numbered without gaps: the first that this kernel does not know is the last.
+            if prctl(PR_CAPBSET_DROP, capability, zero, zero, zero) < 0 {
+                match io::Error::last_os_error() {
+                    error if error.kind() == io::ErrorKind::InvalidInput => break,
+                    error => return Err(error),
+                }
+            }
         }
         check(prctl(PR_CAP_AMBIENT, CLEAR_ALL, zero, zero, zero).into())?;
         let header = [VERSION_3, 0];
