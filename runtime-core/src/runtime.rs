@@ -64,7 +64,8 @@ pub trait Runtime: Send + Sync + 'static {
     }
 
     /// What somebody needs, besides credentials, to find and delete this box after our death: endpoint, region,
-    /// socket path. Never a secret.
+    /// socket path. Never a secret. What is unique to this box, such as the key of its creation, belongs here too: leases
+    /// of the same name whose contexts differ are taken for those of different boxes.
     fn lease_context(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }

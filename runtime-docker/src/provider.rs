@@ -97,6 +97,10 @@ macro_rules! engine {
                 Ok(Arc::new(self.runtime(spec)?))
             }
 
+            fn provider(&self) -> Option<Arc<dyn Provider>> {
+                Some(Arc::new($provider))
+            }
+
             fn boxed_clone(&self) -> Box<dyn RuntimeConfig> {
                 Box::new(self.clone())
             }

@@ -14,7 +14,6 @@
 //! | 130, 143 | SIGINT or SIGTERM ended us |
 //! | 141 | whoever read our output went away |
 
-mod interrupt;
 mod life;
 mod output;
 mod phases;
@@ -40,7 +39,7 @@ pub(crate) const OWN_FAILURE: u8 = 125;
 ///
 /// Exit codes: the program's own; 128 + N when signal N killed it; 124 after --timeout; 126 when it cannot be executed;
 /// 127 when it does not exist; 125 when anything else failed; 130 after Ctrl-C. The first Ctrl-C tears the sandbox
-/// down, a second one leaves at once.
+/// down, a second one leaves at once, and leaves what is not gone yet to `cargo xtask reap`.
 #[derive(clap::Args, Debug, Default)]
 #[command(override_usage = "cargo xtask run [OPTIONS] -- ARGV...")]
 pub(crate) struct Args {

@@ -226,7 +226,7 @@ impl Pulse {
     pub(crate) fn gone<'a>(&'a self, view: &'a View) -> impl Future<Output = Verdict> + 'a {
         let place = std::panic::Location::caller();
         async move {
-            match self.listen(view, Duration::from_secs(20)).await? {
+            match self.listen(view, Duration::from_secs(60)).await? {
                 true => Ok(()),
                 false => Err(Failure::new(format_args!(
                     "what was started still runs (asked at line {})",

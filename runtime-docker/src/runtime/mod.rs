@@ -156,7 +156,7 @@ impl Runtime for ContainerRuntime {
         match self.ready.get().map(|ready| (ready.way, &ready.backend)) {
             None => capabilities::of(self.kind, &self.config),
             Some((Way::Engine, Backend::Engine(commands))) => {
-                capabilities::engine(commands.is_local(), commands.engine.endpoint.is_local())
+                capabilities::engine(self.kind, commands.is_local(), commands.engine.endpoint.is_local())
             }
             Some(_) => capabilities::of_guest(&self.config),
         }
@@ -181,13 +181,20 @@ impl Runtime for ContainerRuntime {
     }
 
     fn lease_context(&self) -> BTreeMap<String, String> {
-        let mut context = BTreeMap::from([("container".to_owned(), self.name.clone())]);
+        if self.config.container.is_some() {
+            return BTreeMap::from([(orphan::BORROWED.to_owned(), "true".to_owned())]);
+        }
+        let reference = self.config.image.as_deref().unwrap_or(self.kind.default_image());
+        let mut context = BTreeMap::from([
+            (orphan::CONTAINER.to_owned(), self.name.clone()),
+            (orphan::IMAGE.to_owned(), reference.to_owned()),
+        ]);
         if let Ok(Some(endpoint)) = connect::find(self.kind, self.config.host.as_deref(), &Surroundings::current()) {
-            context.insert("host".to_owned(), endpoint.address());
+            context.insert(orphan::HOST.to_owned(), endpoint.address());
         }
         if let Ok(directories) = self.spec.cache.join(self.directories()) {
             let directory = directories.join(&self.name);
-            context.insert("dir".to_owned(), directory.to_string_lossy().into_owned());
+            context.insert(orphan::DIRECTORY.to_owned(), directory.to_string_lossy().into_owned());
         }
         context
     }

@@ -1,4 +1,5 @@
 //! What the tests on real engines share: which engine, which way, and what is left behind.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;

@@ -24,7 +24,7 @@ pub(super) enum Ending {
     Ended(Output),
     /// The program was killed when its time was up.
     TimedOut(Error, PartialOutput),
-    /// A signal to us.
+    /// A signal to us, after which we exit with this code.
     Interrupted(i32),
     /// Our output is closed; the program was killed, as the kernel would have killed it.
     NobodyReads,
@@ -86,7 +86,7 @@ impl Report {
         let code = match &self.ending {
             Ending::Ended(output) => byte(output.status.shell_code()),
             Ending::TimedOut(..) => TIMED_OUT,
-            Ending::Interrupted(signal) => byte(128 + signal),
+            Ending::Interrupted(code) => byte(*code),
             Ending::NobodyReads => NOBODY_READS,
             Ending::Failed(error) => match error.kind() {
                 ErrorKind::ProgramNotFound => NOT_FOUND,
@@ -333,7 +333,7 @@ mod tests {
             125,
             "a timeout of ours is not the program's"
         );
-        assert_eq!(Report::new(Ending::Interrupted(15)).exit_code(), 143);
+        assert_eq!(Report::new(Ending::Interrupted(143)).exit_code(), 143);
     }
 
     #[test]
