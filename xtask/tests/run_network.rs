@@ -1,7 +1,6 @@
 //! `xtask run` with a network policy, on Docker: what is refused is summed up, with what would admit it.
 #![cfg(all(feature = "docker", target_os = "linux"))]
 
-#[allow(dead_code, reason = "parts of it are for other tests")]
 mod support;
 
 use std::process::{Command, Stdio};
