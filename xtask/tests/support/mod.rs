@@ -1,5 +1,6 @@
 //! The built front door, run in a world of its own, and ways to look at what it left behind.
 #![allow(unreachable_pub, reason = "a test's module is private to it whatever it says")]
+#![allow(dead_code, reason = "not every test uses all of it")]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
