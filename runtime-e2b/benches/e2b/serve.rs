@@ -27,6 +27,8 @@ pub(crate) fn serve() {
             Some(("token", id)) => println!("{}", emulator.access_token(id).unwrap_or_default()),
             Some(("delay", millis)) => {
                 let delay = Duration::from_millis(millis.parse().expect("a number"));
+                // The first fault that fits decides.
+                emulator.clear_faults();
                 for call in ["/process.Process/SendInput", "/process.Process/StreamInput"] {
                     emulator.inject(Fault::new(call, u32::MAX, Action::Delay(delay)));
                 }
