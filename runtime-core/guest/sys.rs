@@ -32,8 +32,12 @@ pub(crate) const POLLHUP: i16 = 16;
 
 const PR_SET_DUMPABLE: c_int = 4;
 const PR_SET_SECCOMP: c_int = 22;
+const PR_CAPBSET_DROP: c_int = 24;
 const PR_SET_CHILD_SUBREAPER: c_int = 36;
 const PR_SET_NO_NEW_PRIVS: c_int = 38;
+
+/// `CAP_NET_ADMIN` and `CAP_NET_RAW`: a guest may need the first, a restricted program neither.
+const NETWORK_CAPABILITIES: [c_ulong; 2] = [12, 13];
 
 const O_WRONLY: c_int = 1;
 pub(crate) const O_NONBLOCK: c_int = 0o4000;
@@ -576,6 +580,13 @@ fn prepare_and_execute(shared: &Shared<'_>) -> (Step, i32) {
         for (resource, limit) in plan.limits {
             if setrlimit(*resource, limit) < 0 {
                 return (Step::User, errno());
+            }
+        }
+        if plan.filter.is_some() {
+            // A guest that may not drop them is not root, and its children never come to have them.
+            let zero: c_ulong = 0;
+            for capability in NETWORK_CAPABILITIES {
+                prctl(PR_CAPBSET_DROP, capability, zero, zero, zero);
             }
         }
         if let Some((uid, gid, groups)) = plan.user {

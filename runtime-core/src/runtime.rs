@@ -64,7 +64,8 @@ pub trait Runtime: Send + Sync + 'static {
     }
 
     /// What somebody needs, besides credentials, to find and delete this box after our death: endpoint, region,
-    /// socket path. Never a secret.
+    /// socket path. Never a secret. What is unique to this box, such as the key of its creation, belongs here too: leases
+    /// of the same name whose contexts differ are taken for those of different boxes.
     fn lease_context(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }
@@ -212,6 +213,12 @@ pub trait Runtime: Send + Sync + 'static {
     async fn restrict_network(&self, policy: &Policy, routes: &Routes) -> Result<()> {
         let _ = (policy, routes);
         Err(Error::unsupported("this provider cannot restrict the network"))
+    }
+
+    /// What the box asked its proxy and relays for, and what became of it, where there are any of ours.
+    #[cfg(feature = "egress")]
+    fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        None
     }
 
     /// Extends the provider's own lifetime of the box to at least `seconds` from now, where it has one.

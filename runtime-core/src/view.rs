@@ -475,6 +475,14 @@ impl View {
         self.operate("host_url", self.shared.runtime.host_url(url)).await
     }
 
+    /// What the box asked our proxy and relays for, and what became of it: refused destinations with the rule that would
+    /// admit each, and what was used as a ready allowlist. `None` where a policy is not enforced by us. Stays readable
+    /// after the box is gone.
+    #[cfg(feature = "egress")]
+    pub fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        self.shared.runtime.egress_log()
+    }
+
     /// Extends the provider's own lifetime of the box to at least this long from now, where it has one.
     ///
     /// # Errors

@@ -6,6 +6,7 @@ use std::fmt;
 use crate::call::ModelCall;
 use crate::edge::{ParentLink, SemanticEdge, SemanticEdgeSet};
 use crate::id::{EdgeType, NodeId, RequestId};
+use crate::names::Names;
 use crate::node::MessageNode;
 
 /// A link that an edge set added.
@@ -130,8 +131,15 @@ struct Listed {
 /// Target, source, label: a resolved edge.
 type Triple = (u32, u32, u32);
 
-/// Targets with more links than this get a set of their links.
+/// Targets with more links than this get a set of their links, and updates with more edges a set
+/// of their edges; fewer are looked through.
 const SCAN_LIMIT: usize = 16;
+
+/// How many edges are looked up together.
+const BATCH: usize = 16;
+
+/// Labels that are looked through before one is hashed.
+const LIKELY_LABELS: usize = 8;
 
 /// What is remembered between two sets.
 #[derive(Debug, Default)]
@@ -140,18 +148,28 @@ pub(crate) struct Applier {
     /// Calls that named no usable node when last looked at, ascending.
     invalid: Vec<usize>,
     bindings: Vec<Binding>,
-    by_name: HashMap<RequestId, u32>,
+    by_name: Names,
     labels: Vec<EdgeType>,
     by_label: HashMap<EdgeType, u32>,
     /// The last accepted set.
     list: Vec<Listed>,
     lineage: u64,
-    /// The same, resolved.
-    resolved: HashSet<Triple>,
+    /// The same, resolved. Made when the first new edge is one that the graph has: all edges of the
+    /// list are on the graph, so that any other edge cannot be one of them.
+    resolved: Option<HashSet<Triple>>,
     /// Whether an id of the list was bound to another node since.
     stale: bool,
     /// Links of targets with many links: source and label.
     crowded: HashMap<u32, HashSet<(u32, u32)>>,
+}
+
+/// What is known of the ends of an edge.
+#[derive(Clone, Copy, Default)]
+struct Ends {
+    source: Option<u32>,
+    target: Option<u32>,
+    /// Whether the target has links.
+    has_links: bool,
 }
 
 /// One edge that passed.
@@ -159,6 +177,35 @@ struct Passed {
     listed: Listed,
     triple: Triple,
     is_new: bool,
+}
+
+/// The edges of an update that passed so far.
+#[derive(Default)]
+struct Update {
+    passed: Vec<Passed>,
+    /// All their triples, once there are many.
+    triples: HashSet<Triple>,
+}
+
+impl Update {
+    fn contains(&self, triple: Triple) -> bool {
+        if self.passed.len() <= SCAN_LIMIT {
+            self.passed.iter().any(|edge| edge.triple == triple)
+        } else {
+            self.triples.contains(&triple)
+        }
+    }
+
+    fn push(&mut self, edge: Passed) {
+        let triple = edge.triple;
+        self.passed.push(edge);
+        if self.passed.len() > SCAN_LIMIT {
+            if self.triples.is_empty() {
+                self.triples.extend(self.passed.iter().map(|edge| edge.triple));
+            }
+            self.triples.insert(triple);
+        }
+    }
 }
 
 impl Applier {
@@ -174,40 +221,29 @@ impl Applier {
         if replayed == Some(edges.len()) && edges.len() < self.list.len() {
             return Ok(Vec::new());
         }
-        let start = replayed.unwrap_or(0);
-        let mut seen = match replayed {
-            Some(_) => std::mem::take(&mut self.resolved),
-            None => HashSet::new(),
-        };
-        let mut passed = Vec::with_capacity(edges.len() - start);
-        for (i, edge) in edges.iter().enumerate().skip(start) {
-            match self.check(nodes, i, edge, &seen) {
-                Ok(edge) => {
-                    seen.insert(edge.triple);
-                    passed.push(edge);
-                }
-                Err(error) => {
-                    if replayed.is_some() {
-                        for edge in &passed {
-                            seen.remove(&edge.triple);
-                        }
-                        self.resolved = seen;
-                    }
-                    return Err(error);
-                }
+        let mut index = replayed.unwrap_or(0);
+        let mut update = Update::default();
+        for edges in edges[index..].chunks(BATCH) {
+            for (edge, ends) in edges.iter().zip(self.resolve(nodes, edges)) {
+                let edge = self.check(nodes, (index, edge), ends, replayed.is_some(), &update)?;
+                update.push(edge);
+                index += 1;
             }
         }
-        self.resolved = seen;
         if replayed.is_none() {
             for listed in self.list.drain(..) {
                 self.bindings[listed.source as usize].in_list = false;
                 self.bindings[listed.target as usize].in_list = false;
             }
+            self.resolved = None;
             self.stale = false;
         }
         self.lineage = set.lineage();
+        if let Some(resolved) = &mut self.resolved {
+            resolved.extend(update.passed.iter().map(|edge| edge.triple));
+        }
         let mut added = Vec::new();
-        for edge in passed {
+        for edge in update.passed {
             self.bindings[edge.listed.source as usize].in_list = true;
             self.bindings[edge.listed.target as usize].in_list = true;
             self.list.push(edge.listed);
@@ -254,24 +290,28 @@ impl Applier {
     }
 
     fn bind_one(&mut self, name: &RequestId, node: NodeId, call: usize) {
-        if let Some(&slot) = self.by_name.get(name) {
-            let binding = &mut self.bindings[slot as usize];
-            // A call whose node appeared late must not undo what a later call bound.
-            if binding.call <= call {
-                binding.call = call;
-                if binding.node != node {
-                    binding.node = node;
-                    self.stale |= binding.in_list;
-                }
-            }
-        } else {
-            self.by_name.insert(name.clone(), self.bindings.len() as u32);
+        let next = self.bindings.len() as u32;
+        let bindings = &self.bindings;
+        let slot = self
+            .by_name
+            .get_or_insert(name, next, |slot| &bindings[slot as usize].name);
+        if slot == next {
             self.bindings.push(Binding {
                 name: name.clone(),
                 node,
                 call,
                 in_list: false,
             });
+            return;
+        }
+        let binding = &mut self.bindings[slot as usize];
+        // A call whose node appeared late must not undo what a later call bound.
+        if binding.call <= call {
+            binding.call = call;
+            if binding.node != node {
+                binding.node = node;
+                self.stale |= binding.in_list;
+            }
         }
     }
 
@@ -298,24 +338,54 @@ impl Applier {
             && self.labels[listed.label as usize] == *edge.label()
     }
 
+    /// Looks up the ends of at most [`BATCH`] edges.
+    ///
+    /// In steps, each of which goes to one kind of memory for all edges, because what dominates is
+    /// waiting for memory, and look-ups that do not depend on one another wait together.
+    fn resolve(&self, nodes: &[MessageNode], edges: &[SemanticEdge]) -> [Ends; BATCH] {
+        let mut ends = [Ends::default(); BATCH];
+        let mut hashes = [(0, 0); BATCH];
+        for (hashes, edge) in hashes.iter_mut().zip(edges) {
+            *hashes = (self.by_name.hash(edge.source()), self.by_name.hash(edge.target()));
+        }
+        for (ends, hashes) in ends.iter_mut().zip(&hashes[..edges.len()]) {
+            ends.source = self.by_name.likely(hashes.0);
+            ends.target = self.by_name.likely(hashes.1);
+        }
+        for (ends, edge) in ends.iter_mut().zip(edges) {
+            ends.source = self.confirm(ends.source, edge.source());
+            ends.target = self.confirm(ends.target, edge.target());
+        }
+        for ends in &mut ends[..edges.len()] {
+            let target = ends.target.map(|slot| self.bindings[slot as usize].node.index());
+            ends.has_links = target.is_some_and(|target| !nodes[target].semantic_parents.is_empty());
+        }
+        ends
+    }
+
+    fn confirm(&self, likely: Option<u32>, name: &RequestId) -> Option<u32> {
+        self.by_name
+            .confirm(likely?, name, |slot| &self.bindings[slot as usize].name)
+    }
+
+    /// Checks an edge of a set. If the set goes on from the last accepted one, its earlier edges are
+    /// those of the list and of the update, else those of the update alone.
     fn check(
         &mut self,
         nodes: &[MessageNode],
-        index: usize,
-        edge: &SemanticEdge,
-        seen: &HashSet<Triple>,
+        (index, edge): (usize, &SemanticEdge),
+        ends: Ends,
+        goes_on: bool,
+        update: &Update,
     ) -> Result<Passed, ApplyError> {
-        let bound = |name: &RequestId| {
-            self.by_name
-                .get(name)
-                .copied()
-                .ok_or_else(|| ApplyError::UncommittedRequest {
-                    edge: index,
-                    request_id: name.clone(),
-                })
+        let bound = |slot: Option<u32>, name: &RequestId| {
+            slot.ok_or_else(|| ApplyError::UncommittedRequest {
+                edge: index,
+                request_id: name.clone(),
+            })
         };
-        let source = bound(edge.source())?;
-        let target = bound(edge.target())?;
+        let source = bound(ends.source, edge.source())?;
+        let target = bound(ends.target, edge.target())?;
         let source_node = self.bindings[source as usize].node;
         let target_node = self.bindings[target as usize].node;
         if source_node == target_node {
@@ -326,7 +396,8 @@ impl Applier {
         }
         let label = self.label(edge.label());
         let triple = (target_node.get(), source_node.get(), label);
-        if seen.contains(&triple) {
+        let is_new = !(ends.has_links && self.on_graph(nodes, triple));
+        if update.contains(triple) || (goes_on && !is_new && self.in_list(triple)) {
             return Err(ApplyError::DuplicateResolvedEdge {
                 edge: index,
                 link: NewLink {
@@ -339,11 +410,26 @@ impl Applier {
         Ok(Passed {
             listed: Listed { source, target, label },
             triple,
-            is_new: !self.on_graph(nodes, triple),
+            is_new,
         })
     }
 
+    fn in_list(&mut self, triple: Triple) -> bool {
+        let node = |slot: u32| self.bindings[slot as usize].node.get();
+        self.resolved
+            .get_or_insert_with(|| {
+                self.list
+                    .iter()
+                    .map(|edge| (node(edge.target), node(edge.source), edge.label))
+                    .collect()
+            })
+            .contains(&triple)
+    }
+
     fn label(&mut self, label: &EdgeType) -> u32 {
+        if let Some(known) = self.labels.iter().take(LIKELY_LABELS).position(|known| known == label) {
+            return known as u32;
+        }
         if let Some(&known) = self.by_label.get(label) {
             return known;
         }

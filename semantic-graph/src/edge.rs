@@ -13,6 +13,7 @@ use serde::{Deserialize as DeriveDeserialize, Serialize};
 use crate::code::{Code, Coded};
 use crate::id::{EdgeType, NodeId, RequestId};
 use crate::json::{self, Segment, Value};
+use crate::names::ByHash;
 
 /// Key of the metadata object under which a harness publishes an edge set.
 pub const EDGE_SET_METADATA_KEY: &str = "ai.prime.acp/semantic-edges-v1";
@@ -160,7 +161,7 @@ pub struct SemanticEdgeSet {
     edges: Vec<SemanticEdge>,
     /// Hashes of the edges, for duplicates; built when first needed.
     #[serde(skip)]
-    known: HashSet<u64>,
+    known: HashSet<u64, ByHash>,
     #[serde(skip)]
     hasher: RandomState,
     /// Names this value's history: the same lineage with more edges has the same beginning.
@@ -179,7 +180,7 @@ impl SemanticEdgeSet {
     pub fn new() -> Self {
         Self {
             edges: Vec::new(),
-            known: HashSet::new(),
+            known: HashSet::default(),
             hasher: RandomState::new(),
             lineage: new_lineage(),
         }
@@ -199,7 +200,7 @@ impl SemanticEdgeSet {
         }
         Ok(Self {
             edges,
-            known: HashSet::new(),
+            known: HashSet::default(),
             hasher: RandomState::new(),
             lineage: new_lineage(),
         })
@@ -396,7 +397,7 @@ impl Clone for SemanticEdgeSet {
     fn clone(&self) -> Self {
         Self {
             edges: self.edges.clone(),
-            known: HashSet::new(),
+            known: HashSet::default(),
             hasher: RandomState::new(),
             lineage: new_lineage(),
         }

@@ -19,6 +19,7 @@ mod id;
 pub mod json;
 mod load;
 mod message;
+mod names;
 mod node;
 mod record;
 mod response;

@@ -41,7 +41,7 @@ mod doors;
 use std::fmt;
 use std::future::Future;
 use std::net::{Ipv4Addr, SocketAddr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use tokio::task::AbortHandle;
@@ -60,10 +60,21 @@ const SETTLE: Duration = Duration::from_secs(5);
 /// Where Docker's resolver listens in a container, whatever the container is connected to.
 const ENGINE_RESOLVER: (Ipv4Addr, u16) = (Ipv4Addr::new(127, 0, 0, 11), 53);
 
+static RESOLVER: OnceLock<Arc<dyn Resolver>> = OnceLock::new();
+
+/// Sets who turns names into addresses for every box of this process whose builder does not say otherwise: for a host
+/// behind split DNS, and for tests. Before the first box.
+///
+/// # Errors
+/// [`Phase`](ErrorKind::Phase) when a box has been made already, or it was set before.
+pub fn set_resolver(resolver: Arc<dyn Resolver>) -> Result<()> {
+    let set = RESOLVER.set(resolver);
+    set.map_err(|_| Error::new(ErrorKind::Phase, "boxes of this process have a resolver already"))
+}
+
 /// The resolver that boxes share unless they bring their own.
-fn system_resolver() -> Arc<dyn Resolver> {
-    static SHARED: std::sync::OnceLock<Arc<SystemResolver>> = std::sync::OnceLock::new();
-    SHARED.get_or_init(|| Arc::new(SystemResolver::new())).clone()
+fn shared_resolver() -> Arc<dyn Resolver> {
+    RESOLVER.get_or_init(|| Arc::new(SystemResolver::new())).clone()
 }
 
 /// Makes a [`BoxNetwork`].
@@ -102,7 +113,7 @@ impl Builder {
         self
     }
 
-    /// Who turns names into addresses. Default: this host, by one resolver for all boxes of the process.
+    /// Who turns names into addresses. Default: the process's, see [`set_resolver`]; this host, if none was set.
     #[must_use]
     pub fn resolver(mut self, resolver: Arc<dyn Resolver>) -> Self {
         self.resolver = Some(resolver);
@@ -139,7 +150,7 @@ impl Builder {
         };
         let proxy = EgressProxy::builder(self.name)
             .policy(policy)
-            .resolver(self.resolver.unwrap_or_else(system_resolver))
+            .resolver(self.resolver.unwrap_or_else(shared_resolver))
             .limits(self.limits)
             .log(self.log)
             .build()?;

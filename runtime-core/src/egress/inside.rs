@@ -12,7 +12,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::{TcpListener, TcpStream};
 
 /// How long a connection over a link may take to hand the rest of its bytes to the box after its end.
-const LINGER: Duration = Duration::from_secs(10);
+const LINGER: Duration = Duration::from_secs(5);
 
 /// A listener for [`EgressProxy::serve`](super::EgressProxy::serve) and the relays.
 pub trait Listen: Send + 'static {

@@ -273,6 +273,20 @@ impl Link {
         }
     }
 
+    /// Makes 127.0.0.11 unreachable in the box, where Docker's resolver stays when a container is disconnected from a
+    /// network of its user's, or reachable again. May be repeated.
+    ///
+    /// # Errors
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) for a guest without `CAP_NET_ADMIN`.
+    pub async fn set_resolver_reachable(&self, reachable: bool) -> Result<()> {
+        let request = Request::Resolver { reachable };
+        match self.session().call(&request, Baggage::default()).await?.event {
+            Event::Done {} => Ok(()),
+            Event::Failed { errno, step } => Err(system_error("change the way to the box's resolver", errno, step)),
+            other => Err(self.session().unexpected(&other)),
+        }
+    }
+
     /// Reports every interface but `lo` that is up in the box or comes up later. A later watch replaces an earlier one,
     /// and a watch reports a few at most: the first is reason enough to give the box up.
     ///

@@ -210,6 +210,11 @@ impl<A: Around> Runtime for Wrapped<A> {
         self.inner.published_port()
     }
 
+    #[cfg(feature = "egress")]
+    fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        self.inner.egress_log()
+    }
+
     async fn host_url(&self, url: &str) -> Result<String> {
         self.inner.host_url(url).await
     }

@@ -40,6 +40,7 @@ mod server;
 mod state;
 mod templates;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -185,7 +186,12 @@ impl Emulator {
 
     /// How many boxes were ever created.
     pub fn created(&self) -> usize {
-        self.state.created()
+        self.state.creations().len()
+    }
+
+    /// The labels of every box that was ever created, oldest first.
+    pub fn creations(&self) -> Vec<BTreeMap<String, String>> {
+        self.state.creations()
     }
 
     /// The builds that were asked for.

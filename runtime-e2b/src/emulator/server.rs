@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
@@ -18,6 +19,8 @@ use super::{control, envd};
 
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 pub(super) type Answer = Response<Body>;
+/// A request that has arrived to its end.
+pub(super) type Whole = Request<Full<Bytes>>;
 
 /// Which half a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +36,7 @@ pub(super) async fn serve(listener: std::net::TcpListener, state: Arc<State>, ha
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: some will be closed.
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
@@ -68,15 +71,28 @@ async fn handle(state: Arc<State>, half: Half, request: Request<Incoming>) -> Re
     let line = format!("{} {target}", request.method());
     state.note(line.clone());
     let verdict = state.faults.judge(&line);
-    match &verdict {
+    let delay = match &verdict {
         Some(Verdict::Answer(status, body, headers)) => return Ok(prepared(*status, body, headers)),
         Some(Verdict::Close) => return Err(Closed),
-        Some(Verdict::Delay(delay)) => tokio::time::sleep(*delay).await,
-        _ => {}
-    }
+        Some(Verdict::Delay(delay)) => *delay,
+        _ => Duration::ZERO,
+    };
     let answer = match half {
-        Half::ControlPlane => control::handle(&state, request).await,
-        Half::Envd => envd::handle(&state, request).await,
+        Half::ControlPlane => {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.map_err(|_| Closed)?.to_bytes();
+            let request = Request::from_parts(parts, Full::new(body));
+            // What has arrived is done, whether or not somebody still waits for the answer.
+            let done = tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                control::handle(&state, request).await
+            });
+            done.await.map_err(|_| Closed)?
+        }
+        Half::Envd => {
+            tokio::time::sleep(delay).await;
+            envd::handle(&state, request).await
+        }
     };
     match verdict {
         Some(Verdict::LoseAnswer) => Err(Closed),
@@ -141,7 +157,10 @@ pub(super) fn failure(status: StatusCode, message: impl Into<String>) -> Answer 
 }
 
 /// The whole body of a request.
-pub(super) async fn read(request: Request<Incoming>) -> io::Result<Bytes> {
+pub(super) async fn read<B>(request: Request<B>) -> io::Result<Bytes>
+where
+    B: HttpBody<Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let collected = request.into_body().collect().await.map_err(io::Error::other)?;
     Ok(collected.to_bytes())
 }
@@ -228,7 +247,7 @@ fn cut(body: Body, after: u64, breaks: bool) -> Body {
 }
 
 /// The parts of a query, decoded.
-pub(super) fn query(request: &Request<Incoming>) -> Vec<(String, String)> {
+pub(super) fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
     parse_query(request.uri().query().unwrap_or_default())
 }
 

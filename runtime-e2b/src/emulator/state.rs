@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -55,7 +55,8 @@ pub(super) struct State {
     /// Where boxes have what is not in a namespace.
     pub(super) dir: std::path::PathBuf,
     boxes: Mutex<Vec<Arc<EmulatedBox>>>,
-    created: AtomicUsize,
+    /// The labels of every box that was ever created.
+    creations: Mutex<Vec<BTreeMap<String, String>>>,
     max_lifetime: AtomicU64,
     envd_version: RwLock<String>,
     requests: Mutex<VecDeque<String>>,
@@ -76,7 +77,7 @@ impl State {
             templates: Arc::new(Templates::new()),
             dir,
             boxes: Mutex::default(),
-            created: AtomicUsize::new(0),
+            creations: Mutex::default(),
             max_lifetime: AtomicU64::new(86_400),
             envd_version: RwLock::new("0.6.13".to_owned()),
             requests: Mutex::default(),
@@ -106,7 +107,7 @@ impl State {
     }
 
     pub(super) fn add(&self, made: Arc<EmulatedBox>) {
-        self.created.fetch_add(1, Ordering::SeqCst);
+        lock(&self.creations).push(made.info().metadata);
         lock(&self.boxes).push(made);
     }
 
@@ -125,8 +126,8 @@ impl State {
         let _ = std::fs::remove_dir_all(&self.dir);
     }
 
-    pub(super) fn created(&self) -> usize {
-        self.created.load(Ordering::SeqCst)
+    pub(super) fn creations(&self) -> Vec<BTreeMap<String, String>> {
+        lock(&self.creations).clone()
     }
 
     pub(super) fn max_lifetime(&self) -> u64 {

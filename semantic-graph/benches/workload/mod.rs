@@ -142,6 +142,44 @@ pub(crate) fn edges(count: usize, turns: usize) -> Vec<SemanticEdge> {
         .collect()
 }
 
+/// The parts of edges as text, as a harness has them before it makes an edge.
+pub(crate) struct EdgeTexts {
+    text: String,
+    ends: Vec<[usize; 3]>,
+}
+
+impl EdgeTexts {
+    pub(crate) fn new(count: usize, turns: usize) -> Self {
+        let mut text = String::new();
+        let mut ends = Vec::with_capacity(count);
+        for k in 0..count {
+            let (source, target, label) = edge_parts(k, turns);
+            let _ = write!(text, "r{source}");
+            let source = text.len();
+            let _ = write!(text, "r{target}");
+            let target = text.len();
+            text.push_str(&label);
+            ends.push([source, target, text.len()]);
+        }
+        Self { text, ends }
+    }
+
+    pub(crate) fn len(&self) -> usize {
+        self.ends.len()
+    }
+
+    pub(crate) fn edge(&self, k: usize) -> SemanticEdge {
+        let start = k.checked_sub(1).map_or(0, |before| self.ends[before][2]);
+        let [source, target, label] = self.ends[k];
+        SemanticEdge::new(
+            RequestId::new(&self.text[start..source]).expect("well formed"),
+            RequestId::new(&self.text[source..target]).expect("well formed"),
+            EdgeType::new(&self.text[target..label]).expect("well formed"),
+        )
+        .expect("two requests")
+    }
+}
+
 /// All edges in one payload; where each edge ends.
 pub(crate) fn payload(count: usize, turns: usize) -> (Vec<u8>, Vec<usize>) {
     let mut text = String::from("{\"edges\": [");

@@ -6,8 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use runtime_core::config::{value_from_env, value_from_json, value_from_toml, value_from_url};
-use runtime_core::{Command, Env, Error, ErrorKind, Registry, Result, RuntimeConfig};
-use serde_json::{Map, Value};
+use runtime_core::{Command, Egress, Env, Error, ErrorKind, Registry, Result, RuntimeConfig};
+use serde_json::{Map, Value, json};
 
 use super::{Args, refuse};
 
@@ -26,6 +26,7 @@ pub(super) struct Plan {
     pub(super) json: bool,
     /// What was decided for the caller, to be told.
     pub(super) notice: Option<&'static str>,
+    pub(super) record_egress: bool,
 }
 
 /// One transfer between this machine and the box.
@@ -68,6 +69,7 @@ impl Plan {
             stdin: args.stdin,
             json: args.json,
             notice,
+            record_egress: args.record_egress,
         })
     }
 
@@ -118,6 +120,19 @@ fn configure(args: &Args, registry: &Registry) -> Result<Configured> {
             return Err(cannot_restrict(field, &tag, registry));
         }
         fields.insert(field.to_owned(), Value::from(hosts.clone()));
+    }
+    if args.record_egress {
+        if provider.capabilities().egress != Egress::Enforced {
+            let message = format!("`{tag}` has no proxy of ours, which is what records");
+            return Err(Error::unsupported(message)
+                .with_field("record-egress")
+                .with_provider(tag));
+        }
+        let is = |field: &str, open: Value| fields.get(field).is_none_or(|rules| *rules == open);
+        if is("allow", json!(["*"])) && is("block", json!([])) {
+            // A policy, so that everything goes through the proxy; it blocks what cannot exist.
+            fields.insert("block".to_owned(), json!(["egress-is-recorded.invalid"]));
+        }
     }
     if let Some(image) = &args.image {
         fields.insert("image".to_owned(), Value::from(image.clone()));

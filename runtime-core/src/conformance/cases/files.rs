@@ -67,7 +67,7 @@ pub(super) const CASES: &[Case] = &[
     case!("files/a-mode-beyond-twelve-bits-is-refused", mode_refused),
     case!("files/a-read-only-file", read_only),
     case!("files/an-unreadable-file-is-typed", unreadable),
-    case!("files/sixty-four-writes-and-reads-at-once", many_at_once),
+    case!("files/sixty-four-writes-and-reads-at-once", many_at_once).deadline(180),
 ];
 
 async fn round_trip(cx: Context) -> Verdict {
