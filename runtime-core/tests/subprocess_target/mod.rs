@@ -56,6 +56,11 @@ impl Subprocess {
         }
     }
 
+    /// The configuration of its boxes.
+    pub(crate) fn settings(&self) -> SubprocessConfig {
+        self.config.clone()
+    }
+
     fn is_isolated(&self) -> bool {
         self.config != SubprocessConfig::default()
     }
@@ -101,6 +106,13 @@ fn processes_of(dir: &Path) -> Vec<i32> {
                 .is_ok_and(|environ| environ.split(|byte| *byte == 0).any(|variable| variable == wanted))
         })
         .collect()
+}
+
+/// Process 1 of the box of namespaces whose directory this is, as this host numbers it.
+pub(crate) fn processes_in(dir: &Path) -> Option<u32> {
+    let keepers = processes_of(dir);
+    let mut children = keepers.iter().flat_map(|pid| children_of(*pid));
+    children.next()?.parse().ok()
 }
 
 fn children_of(pid: i32) -> Vec<String> {
