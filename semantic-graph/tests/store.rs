@@ -537,3 +537,43 @@ mod compressed {
         assert_eq!(load(&path).unwrap().trace, trace);
     }
 }
+
+#[test]
+fn files_of_other_kinds_are_refused_and_left_alone() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("notes");
+    let beginnings: [&[u8]; 8] = [
+        b"important notes",
+        b"important notes\nmore\n",
+        b"{\"traces\":[]}\n",
+        b"[]",
+        b"\n",
+        b"(\xb5/ no frame",
+        b"\xff\xfe",
+        b"{\"s\":1,\"c\":\"00000000\",\"r\":{}}",
+    ];
+    for content in beginnings {
+        std::fs::write(&path, content).unwrap();
+        let shown = String::from_utf8_lossy(content);
+        assert!(matches!(load(&path), Err(StoreError::NotAStore)), "{shown}");
+        assert!(matches!(recover(&path), Err(StoreError::NotAStore)), "{shown}");
+        let opened = Writer::open(&path, Options::default());
+        assert!(matches!(opened, Err(StoreError::NotAStore)), "{shown}");
+        assert!(compact(&path, Options::default()).is_err(), "{shown}");
+        assert_eq!(std::fs::read(&path).unwrap(), content);
+    }
+    // The torn beginning of a store is one, down to nothing at all.
+    let whole = br#"{"s":0,"c":"00000000","r":{"t":"open""#;
+    for end in 0..whole.len() {
+        std::fs::write(&path, &whole[..end]).unwrap();
+        assert!(load(&path).unwrap().trace.nodes().is_empty(), "{end}");
+    }
+}
+
+#[test]
+fn a_damaged_episode_is_not_taken_for_a_trace() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("traces.jsonl");
+    std::fs::write(&path, "{\"traces\":[{\"nodes\":[{}]}]}\n").unwrap();
+    assert!(matches!(read_traces(&path), Err(StoreError::Json(_))));
+}

@@ -8,7 +8,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, anyhow, bail};
 use semantic_graph::Trace;
 use semantic_graph::render::{Format, RenderOptions, render_trace};
-use semantic_graph::store::{Episodes, load};
+use semantic_graph::store::{load, read_traces};
 
 use crate::host::exit_code;
 
@@ -82,18 +82,7 @@ fn read(path: &Path) -> Result<Vec<Trace>> {
         }
         return Ok(vec![loaded.trace]);
     }
-    let mut text = Vec::new();
-    std::io::Read::read_to_end(&mut file, &mut text).with_context(at)?;
-    // A record is one object over the whole file; episodes are one object a line.
-    if let Ok(trace) = serde_json::from_slice::<Trace>(&text) {
-        return Ok(vec![trace]);
-    }
-    let mut traces = Vec::new();
-    for (number, episode) in Episodes::new(text.as_slice()).enumerate() {
-        let episode = episode.map_err(|error| anyhow!("{}: episode {number}: {error}", path.display()))?;
-        traces.extend(episode.traces);
-    }
-    Ok(traces)
+    read_traces(path).with_context(at)
 }
 
 fn select(mut traces: Vec<Trace>, wanted: Option<&str>) -> Result<Trace> {

@@ -132,7 +132,9 @@ pub fn read_traces(path: impl AsRef<Path>) -> Result<Vec<Trace>, StoreError> {
         .split(|byte| *byte == b'\n')
         .find(|line| !line.trim_ascii().is_empty())
         .unwrap_or_default();
-    if json::from_slice::<Episode>(first).is_ok() {
+    let is_episode = json::from_slice::<Episode>(first).is_ok()
+        || json::from_slice::<Value>(first).is_ok_and(|line| line.get("traces").is_some());
+    if is_episode {
         let mut traces = Vec::new();
         for episode in Episodes::new(&*text) {
             traces.extend(episode?.traces);

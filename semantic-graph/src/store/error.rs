@@ -13,6 +13,8 @@ pub enum StoreError {
     Io(io::Error),
     /// Another process has the store open for writing.
     Locked,
+    /// The file is no store.
+    NotAStore,
     /// A record before the last one is damaged.
     Corrupt {
         /// Where the record begins, in bytes (of the compressed file, its frame).
@@ -42,6 +44,7 @@ impl fmt::Display for StoreError {
         match self {
             StoreError::Io(error) => error.fmt(f),
             StoreError::Locked => f.write_str("another writer has the store open"),
+            StoreError::NotAStore => f.write_str("the file is no store: it begins with something else"),
             StoreError::Corrupt { offset, reason } => {
                 write!(f, "corrupt record at byte {offset}: {reason}")
             }

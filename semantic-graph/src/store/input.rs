@@ -33,9 +33,9 @@ impl Input<BufReader<File>> {
 
 impl<R: BufRead> Input<R> {
     pub(super) fn new(mut inner: R) -> Result<Self, StoreError> {
-        // Plain text begins with a brace.
-        let first = inner.fill_buf()?.first().copied();
-        if first == Some(0x28) {
+        let beginning = inner.fill_buf()?;
+        let magic = [0x28, 0xb5, 0x2f, 0xfd];
+        if !beginning.is_empty() && beginning.iter().zip(magic).all(|(found, wanted)| *found == wanted) {
             #[cfg(feature = "zstd")]
             return Ok(Input::Frames(Frames {
                 inner: Counting { inner, count: 0 },

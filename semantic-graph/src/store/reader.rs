@@ -74,7 +74,8 @@ impl<R: BufRead> Reader<R> {
     ///
     /// # Errors
     /// [`StoreError::Corrupt`] for a damaged record that others follow, [`StoreError::Invalid`]
-    /// for an intact record that makes no sense, [`StoreError::Io`].
+    /// for an intact record that makes no sense, [`StoreError::NotAStore`] for a file that begins
+    /// otherwise than a store, [`StoreError::Io`].
     pub fn next_record(&mut self) -> Result<Option<Record>, StoreError> {
         if let Some(torn) = &self.torn {
             if self.input.at_end()? {
@@ -90,6 +91,9 @@ impl<R: BufRead> Reader<R> {
             self.line_start = self.input.offset();
         }
         self.input.read_line(&mut self.line)?;
+        if self.next_sequence == 0 && !begins_like_a_store(&self.line) {
+            return Err(StoreError::NotAStore);
+        }
         let Some(line) = self.line.strip_suffix(b"\n") else {
             return Ok(None);
         };
@@ -150,6 +154,12 @@ impl<R: BufRead> Reader<R> {
     pub(super) fn is_compressed(&self) -> bool {
         self.input.is_compressed()
     }
+}
+
+/// Whether a file that begins like this can be a store, or the torn beginning of one.
+fn begins_like_a_store(line: &[u8]) -> bool {
+    const BEGINNING: &[u8] = b"{\"s\":0,\"c\":\"";
+    line.iter().zip(BEGINNING).all(|(found, wanted)| found == wanted)
 }
 
 /// A trace that was read from a store.
@@ -227,12 +237,16 @@ pub fn load(path: impl AsRef<Path>) -> Result<Loaded, StoreError> {
 /// ends there. Returns the trace and the error that stopped the reading, if there was one.
 ///
 /// # Errors
-/// [`StoreError::Io`] or [`StoreError::Locked`].
+/// [`StoreError::Io`], [`StoreError::Locked`], or [`StoreError::NotAStore`]; the file is then as it
+/// was.
 pub fn recover(path: impl AsRef<Path>) -> Result<(Trace, Option<StoreError>), StoreError> {
     let path = path.as_ref();
     let file = OpenOptions::new().read(true).write(true).open(path)?;
     super::writer::lock(&file)?;
     let (progress, failure) = replay(&mut Reader::open(path)?);
+    if matches!(failure, Some(StoreError::NotAStore)) {
+        return Err(StoreError::NotAStore);
+    }
     let trace = progress.builder.finish();
     if progress.compressed {
         // A frame cannot be cut, so the good part is written anew.

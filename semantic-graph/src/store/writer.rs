@@ -18,11 +18,11 @@ use crate::trace::Trace;
 /// When records are forced to the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum SyncPolicy {
-    /// After every record.
+    /// Before a call of the writer returns.
     EveryRecord,
-    /// After every record with nodes or calls.
+    /// Before [`Writer::sync`] returns, but not [`Writer::links`].
     EveryTurn,
-    /// When this much time has passed since the last time.
+    /// Before a call returns, when this much time has passed since the last time.
     Interval(Duration),
     /// When the operating system likes.
     Never,
@@ -67,6 +67,8 @@ pub struct Writer {
     sealed: bool,
     /// Lines that are not in the file yet.
     gathered: Vec<u8>,
+    /// Bytes of the file that come before those, and that it has in part if writing failed.
+    pending: Vec<u8>,
     synced_at: Instant,
 }
 
@@ -105,6 +107,7 @@ impl Writer {
             header: Value::Null,
             sealed: false,
             gathered: Vec::new(),
+            pending: Vec::new(),
             synced_at: Instant::now(),
         };
         writer.gather(&RecordRef::Open(&header))?;
@@ -156,6 +159,7 @@ impl Writer {
             header,
             sealed: false,
             gathered: Vec::new(),
+            pending: Vec::new(),
             synced_at: Instant::now(),
         };
         Ok((writer, trace))
@@ -253,9 +257,12 @@ impl Writer {
     /// # Errors
     /// [`StoreError::Diverged`] if the trace is not what was written, [`StoreError::Io`].
     pub fn seal(&mut self, trace: &Trace) -> Result<(), StoreError> {
-        self.sync(trace)?;
-        self.gather(&RecordRef::Seal(&seal(trace)?))?;
-        self.sealed = true;
+        // After a failure to write it, the seal is still to be written.
+        if !self.sealed || (self.gathered.is_empty() && self.pending.is_empty()) {
+            self.sync(trace)?;
+            self.gather(&RecordRef::Seal(&seal(trace)?))?;
+            self.sealed = true;
+        }
         self.flush()?;
         self.file.sync_all()?;
         Ok(())
@@ -281,6 +288,7 @@ impl Writer {
                 self.gather(&RecordRef::Turn(&trace.nodes[from..=i], calls))?;
                 self.calls += calls.len();
                 from = i + 1;
+                self.flush_if_large()?;
             }
         }
         self.nodes = trace.nodes.len();
@@ -289,48 +297,67 @@ impl Writer {
             self.calls = trace.calls.len();
         }
         self.links.resize(trace.nodes.len(), 0);
-        self.gather_links(trace, 0..trace.nodes.len())
+        for start in (0..trace.nodes.len()).step_by(LINKS_PER_RECORD) {
+            let end = trace.nodes.len().min(start + LINKS_PER_RECORD);
+            self.gather_links(trace, start..end)?;
+            self.flush_if_large()?;
+        }
+        Ok(())
     }
 
+    /// Makes a line of a record. Nothing is written, so that the file system cannot fail between a
+    /// record and the note that it was made.
     fn gather(&mut self, record: &RecordRef<'_>) -> Result<(), StoreError> {
         write_line(&mut self.gathered, self.next_sequence, record)?;
         self.next_sequence += 1;
-        if self.options.sync == SyncPolicy::EveryRecord {
-            self.flush()?;
-            self.file.sync_data()?;
-        } else if self.gathered.len() >= GATHER {
+        Ok(())
+    }
+
+    fn flush_if_large(&mut self) -> Result<(), StoreError> {
+        if self.gathered.len() >= GATHER {
             self.flush()?;
         }
         Ok(())
     }
 
-    /// Hands gathered lines to the operating system.
+    /// Hands what is not in the file yet to the operating system.
     ///
     /// # Errors
-    /// [`StoreError::Io`].
+    /// [`StoreError::Io`]. What could not be written is kept, and the next call goes on exactly
+    /// where this one stopped: a full disk costs nothing once there is room.
     pub fn flush(&mut self) -> Result<(), StoreError> {
-        if self.gathered.is_empty() {
-            return Ok(());
-        }
-        match self.options.zstd_level {
-            None => self.file.write_all(&self.gathered)?,
-            #[cfg(feature = "zstd")]
-            Some(level) => {
-                let frame = zstd::stream::encode_all(&*self.gathered, level)?;
-                self.file.write_all(&frame)?;
+        loop {
+            let mut written = 0;
+            let mut result = Ok(());
+            while written < self.pending.len() && result.is_ok() {
+                match self.file.write(&self.pending[written..]) {
+                    Ok(0) => result = Err(io::ErrorKind::WriteZero.into()),
+                    Ok(more) => written += more,
+                    Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+                    Err(error) => result = Err(error),
+                }
             }
-            #[cfg(not(feature = "zstd"))]
-            Some(_) => return Err(StoreError::Compressed),
+            self.pending.drain(..written);
+            result?;
+            if self.gathered.is_empty() {
+                return Ok(());
+            }
+            match self.options.zstd_level {
+                None => std::mem::swap(&mut self.pending, &mut self.gathered),
+                #[cfg(feature = "zstd")]
+                Some(level) => self.pending = zstd::stream::encode_all(&*self.gathered, level)?,
+                #[cfg(not(feature = "zstd"))]
+                Some(_) => return Err(StoreError::Compressed),
+            }
+            self.gathered.clear();
         }
-        self.gathered.clear();
-        Ok(())
     }
 
     /// Follows the sync policy after a call of the user.
     fn write_through(&mut self, turn: bool) -> Result<(), StoreError> {
         self.flush()?;
         let due = match self.options.sync {
-            SyncPolicy::EveryRecord => false,
+            SyncPolicy::EveryRecord => true,
             SyncPolicy::EveryTurn => turn,
             SyncPolicy::Interval(interval) => self.synced_at.elapsed() >= interval,
             SyncPolicy::Never => false,
@@ -417,4 +444,115 @@ fn temporary_beside(path: &Path) -> io::Result<(PathBuf, File)> {
         }
     }
     Err(io::Error::other("no free name for a temporary file"))
+}
+
+#[cfg(all(test, unix))]
+mod tests {
+    #![allow(clippy::unwrap_used, reason = "a test may panic")]
+
+    use std::io::Read;
+    use std::os::fd::OwnedFd;
+
+    use super::*;
+    use crate::message::Message;
+    use crate::response::Response;
+
+    /// A file that takes some bytes and then no more until they are read elsewhere: a full disk
+    /// with room now and then.
+    fn bounded_file() -> (File, std::io::PipeReader) {
+        let (reader, writer) = std::io::pipe().unwrap();
+        rustix::io::ioctl_fionbio(&reader, true).unwrap();
+        rustix::io::ioctl_fionbio(&writer, true).unwrap();
+        (File::from(OwnedFd::from(writer)), reader)
+    }
+
+    fn drain(mut from: &std::io::PipeReader, into: &mut Vec<u8>) {
+        let end = from.read_to_end(into).map_err(|error| error.kind());
+        assert!(matches!(end, Ok(_) | Err(io::ErrorKind::WouldBlock)), "{end:?}");
+    }
+
+    fn turn(trace: &mut Trace, text: &str) {
+        let turn = trace.prepare_turn([Message::user(text)], vec![]).unwrap();
+        trace.commit(&turn, Response::text("yes")).unwrap();
+    }
+
+    fn writes_resume(options: Options) {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("store.jsonl");
+        let mut trace = Trace::new("full");
+        let mut writer = Writer::create(&path, &trace, options).unwrap();
+        let mut content = std::fs::read(&path).unwrap();
+        let (file, reader) = bounded_file();
+        writer.file = file;
+        let mut noise = 1_u64;
+        let mut failures = 0;
+        for _ in 0..40 {
+            let text: String = (0..20_000)
+                .map(|_| {
+                    noise = noise.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
+                    char::from(b' ' + (noise >> 58) as u8)
+                })
+                .collect();
+            turn(&mut trace, &text);
+            if writer.sync(&trace).is_err() {
+                failures += 1;
+                assert!(
+                    matches!(writer.sync(&trace), Err(StoreError::Io(_))),
+                    "there is no room"
+                );
+                drain(&reader, &mut content);
+            }
+        }
+        assert!(failures > 1, "the pipe was never full");
+        while let Err(error) = writer.flush() {
+            assert!(matches!(error, StoreError::Io(_)), "{error}");
+            drain(&reader, &mut content);
+        }
+        drop(writer);
+        drain(&reader, &mut content);
+        std::fs::write(&path, &content).unwrap();
+        let loaded = load(&path).unwrap();
+        assert_eq!(loaded.torn, None);
+        assert_eq!(loaded.trace, trace);
+    }
+
+    #[test]
+    fn a_write_that_failed_goes_on_where_it_stopped() {
+        for zstd_level in [None, cfg!(feature = "zstd").then_some(1)] {
+            writes_resume(Options {
+                sync: SyncPolicy::Never,
+                zstd_level,
+            });
+        }
+    }
+
+    #[test]
+    fn nothing_is_written_twice_after_a_failure_whatever_the_policy() {
+        for sync in [SyncPolicy::EveryRecord, SyncPolicy::EveryTurn, SyncPolicy::Never] {
+            let dir = tempfile::tempdir().unwrap();
+            let path = dir.path().join("store.jsonl");
+            let mut trace = Trace::new("full");
+            let options = Options { sync, zstd_level: None };
+            let mut writer = Writer::create(&path, &trace, options).unwrap();
+            turn(&mut trace, "before");
+            writer.sync(&trace).unwrap();
+            let Ok(full) = OpenOptions::new().write(true).open("/dev/full") else {
+                println!("SKIPPED: nothing_is_written_twice: no /dev/full");
+                return;
+            };
+            let file = std::mem::replace(&mut writer.file, full);
+            for text in ["one", "two"] {
+                turn(&mut trace, text);
+                trace.stop_condition = Some(text.to_owned());
+                assert!(matches!(writer.sync(&trace), Err(StoreError::Io(_))));
+            }
+            assert!(matches!(writer.seal(&trace), Err(StoreError::Io(_))));
+            writer.file = file;
+            writer.seal(&trace).unwrap();
+            assert!(matches!(writer.seal(&trace), Err(StoreError::Sealed)));
+            let loaded = load(&path).unwrap();
+            assert!(loaded.sealed);
+            assert_eq!(loaded.trace, trace);
+        }
+    }
 }
