@@ -14,7 +14,8 @@ use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 /// Serves until its standard input ends, and does what it says: `token ID`, `delay MILLISECONDS`, `clear`.
 pub(crate) fn serve() {
     let emulator = Emulator::start().expect("loopback");
-    let bare = bare();
+    // The directory goes with this function.
+    let (bare, _dir) = bare();
     println!(
         "{} {} {} {} {bare}",
         emulator.is_isolated(),
@@ -45,8 +46,9 @@ pub(crate) fn serve() {
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;
 
-/// A server of one file, in memory as the boxes of the emulator are: `POST` writes it, `GET` reads it. Its URL.
-fn bare() -> String {
+/// A server of one file, in memory as the boxes of the emulator are: `POST` writes it, `GET` reads it. Its URL and
+/// directory.
+fn bare() -> (String, tempfile::TempDir) {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
     listener.set_nonblocking(true).expect("a listener");
     let url = format!("http://{}/", listener.local_addr().expect("bound"));
@@ -54,6 +56,7 @@ fn bare() -> String {
         .prefix("e2b-bench-")
         .tempdir_in("/dev/shm")
         .expect("a directory in memory");
+    let path = dir.path().join("file");
     std::thread::spawn(move || {
         let executor = tokio::runtime::Builder::new_multi_thread()
             .worker_threads(2)
@@ -62,7 +65,6 @@ fn bare() -> String {
             .expect("an executor");
         executor.block_on(async move {
             let listener = tokio::net::TcpListener::from_std(listener).expect("a listener");
-            let path = dir.path().join("file");
             loop {
                 let (stream, _) = listener.accept().await.expect("a connection");
                 let _ = stream.set_nodelay(true);
@@ -76,7 +78,7 @@ fn bare() -> String {
             }
         });
     });
-    url
+    (url, dir)
 }
 
 async fn answer(path: PathBuf, request: hyper::Request<Incoming>) -> std::io::Result<hyper::Response<Body>> {
