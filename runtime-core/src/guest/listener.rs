@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -217,12 +218,17 @@ fn program() -> Result<&'static [u8]> {
 
 /// Writes the program into the cache unless it is there, under a name that its content determines.
 fn keep_program(cache: &Path, program: &[u8]) -> Result<PathBuf> {
-    let digest: String = Sha256::digest(program)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    // Once in a process: the program is a part of it.
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    let hexadecimal = || {
+        Sha256::digest(program)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    };
+    let digest = DIGEST.get_or_init(hexadecimal);
     let directory = cache.join("guest");
-    let place = directory.join(&digest);
+    let place = directory.join(digest);
     let fail = |error| Error::io(format!("keep the guest program in {}", directory.display()), error);
     if fs::read(&place).is_ok_and(|kept| kept == program) {
         return Ok(place);
