@@ -17,13 +17,17 @@ use tempfile::TempDir;
 
 const INNER: &str = "CLIENTS_TEST_DIRECTORY";
 
-/// Serves plainly on 80 and by TLS on 443 of one address, and a WebSocket's echo on 4110 of loopback.
+/// Serves plainly on 80 and by TLS on 443 of one address, and a WebSocket's echo on 4110 of loopback. What arrived is in
+/// the file `arrived`: port, method, path and program of each request.
 const SERVER: &str = r#"
 import base64, hashlib, http.server, os, socketserver, ssl, sys, threading
 directory, address = sys.argv[1:]
 class Handler(http.server.SimpleHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     def log_message(self, *_): pass
+    def log_request(self, *_):
+        line = f"{self.server.server_port} {self.command} {self.path} {self.headers['User-Agent']}\n"
+        os.write(arrived, line.encode())
     def do_GET(self):
         if self.path == "/websocket":
             key = self.headers["Sec-WebSocket-Key"] + "258EAFA5-E914-47DA-95CA-C5AB0DC85B11"
@@ -72,6 +76,7 @@ def got_more(handler, total):
 class Server(http.server.ThreadingHTTPServer):
     request_queue_size = 512
     daemon_threads = True
+arrived = os.open(directory + "/arrived", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
 os.chdir(directory + "/www")
 plain = Server((address, 80), Handler)
 secure = Server((address, 443), Handler)
@@ -85,8 +90,24 @@ print("ready", flush=True)
 sys.stdin.read()
 "#;
 
-/// Each is run by `sh` in the closed box, and prints what follows.
-const CLIENTS: &[(&str, &str, &str)] = &[
+/// Programs of this host, what they need on the server, and how they are run.
+struct Programs {
+    test: &'static str,
+    /// A script that makes it, in a directory with `www`.
+    prepare: &'static str,
+    /// Each is run by `sh` in the closed box, and prints what follows.
+    clients: &'static [(&'static str, &'static str, &'static str)],
+    /// Beginnings of lines of the server's `arrived`.
+    arrived: &'static [&'static str],
+}
+
+const USUAL: Programs = Programs {
+    test: "programs_of_a_closed_box_reach_what_is_allowed",
+    prepare: "git init -q repo && cd repo && printf 'in git' >file && git add file && \
+              git -c user.name=n -c user.email=e@example commit -qm m && \
+              git clone -q --bare . ../www/repo.git && git -C ../www/repo.git update-server-info",
+    arrived: &["80 GET /page curl/", "443 GET /page Wget/", "443 GET /repo.git/info/refs?service=git-upload-pack git/"],
+    clients: &[
     ("curl", "curl -sS http://good.example/page", "a page"),
     ("curl, TLS", "curl -sS https://good.example/page", "a page"),
     ("curl, one connection", "curl -sS https://good.example/page https://good.example/page http://good.example/page", "a pagea pagea page"),
@@ -119,9 +140,89 @@ head = b\"\"
 while not head.endswith(b\"\\r\\n\\r\\n\"): head += s.recv(1)
 s.sendall(b\"\\x81\\x85\\0\\0\\0\\0hello\"); print(head.split()[1].decode(), s.recv(64)[6:].decode())
 '", "101 hello\n"),
-];
+    ],
+};
 
-fn directory() -> TempDir {
+/// A package that needs another one.
+const PIP: Programs = Programs {
+    test: "pip_of_a_closed_box_installs_what_is_allowed",
+    prepare: r#"python3 - <<'END'
+import os, zipfile
+for name, needs, says in [("tiny", "Requires-Dist: tinier\n", "from tinier import said"), ("tinier", "", "said = 'a wheel'")]:
+    os.makedirs(f"www/simple/{name}")
+    file, info = f"{name}-1.0-py3-none-any.whl", f"{name}-1.0.dist-info"
+    with zipfile.ZipFile(f"www/simple/{name}/{file}", "w") as wheel:
+        wheel.writestr(f"{name}.py", says)
+        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n{needs}")
+        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: x\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
+        wheel.writestr(f"{info}/RECORD", f"{name}.py,,\n{info}/METADATA,,\n{info}/WHEEL,,\n{info}/RECORD,,\n")
+    with open(f"www/simple/{name}/index.html", "w") as index:
+        index.write(f"<!DOCTYPE html><a href='{file}'>{file}</a>")
+END"#,
+    arrived: &[
+        "443 GET /simple/tiny/ pip/",
+        "443 GET /simple/tiny/tiny-1.0-py3-none-any.whl pip/",
+        "443 GET /simple/tinier/tinier-1.0-py3-none-any.whl pip/",
+        "80 GET /simple/tiny/tiny-1.0-py3-none-any.whl pip/",
+    ],
+    clients: &[
+        (
+            "pip download, TLS",
+            "export PIP_CERT=/ca.pem PIP_INDEX_URL=https://good.example/simple/; \
+             pip download -q --no-cache-dir --no-deps -d /tmp/wheels tiny && ls /tmp/wheels",
+            "tiny-1.0-py3-none-any.whl\n",
+        ),
+        (
+            "pip install with a dependency, TLS",
+            "export PIP_CERT=/ca.pem PIP_INDEX_URL=https://good.example/simple/; \
+             pip install -q --no-cache-dir --root-user-action=ignore --target /tmp/site tiny && \
+             PYTHONPATH=/tmp/site python3 -c 'import tiny; print(tiny.said)'",
+            "a wheel\n",
+        ),
+        (
+            "pip download",
+            "pip download -q --no-cache-dir --trusted-host good.example -i http://good.example/simple/ -d /tmp/plain tiny && \
+             ls /tmp/plain",
+            "tinier-1.0-py3-none-any.whl\ntiny-1.0-py3-none-any.whl\n",
+        ),
+    ],
+};
+
+const APT: Programs = Programs {
+    test: "apt_of_a_closed_box_gets_what_is_allowed",
+    prepare: r#"mkdir www/apt
+for name in one two three; do
+    mkdir -p $name/DEBIAN
+    printf 'Package: %s\nVersion: 1.0\nArchitecture: all\nMaintainer: n <e@example>\nDescription: %s\n' $name $name >$name/DEBIAN/control
+    dpkg-deb --root-owner-group --build $name www/apt/$name.deb >/dev/null
+    cat $name/DEBIAN/control
+    printf 'Filename: ./%s.deb\nSize: %s\n' $name $(stat -c %s www/apt/$name.deb)
+    printf 'SHA256: %s\n\n' $(sha256sum www/apt/$name.deb | cut -d' ' -f1)
+done >www/apt/Packages"#,
+    arrived: &[
+        "80 GET /apt/./Packages Debian APT-HTTP/",
+        "80 GET /apt/./one.deb Debian APT-HTTP/",
+        "80 GET /apt/./two.deb Debian APT-HTTP/",
+        "80 GET /apt/./three.deb Debian APT-HTTP/",
+        "443 GET /apt/./Packages Debian APT-HTTP/",
+        "443 GET /apt/./three.deb Debian APT-HTTP/",
+    ],
+    clients: &[(
+        "apt-get",
+        r#"set -e; for scheme in http https; do
+                mkdir -p /etc/apt/apt.conf.d /tmp/$scheme/etc/apt /tmp/$scheme/got /tmp/$scheme/var/lib/apt/lists/partial; cd /tmp/$scheme/got; : >../status
+                echo "deb [trusted=yes] $scheme://good.example/apt ./" >../etc/apt/sources.list
+                get() { apt-get -qq -o Dir=/tmp/$scheme -o Dir::State::status=/tmp/$scheme/status \
+                    -o APT::Sandbox::User=root -o Acquire::https::CAInfo=/ca.pem "$@"; }
+                get update; get download one two three; echo $scheme *
+            done"#,
+        "http one_1.0_all.deb three_1.0_all.deb two_1.0_all.deb
+https one_1.0_all.deb three_1.0_all.deb two_1.0_all.deb
+",
+    )],
+};
+
+fn directory(prepare: &str) -> TempDir {
     let directory = TempDir::with_prefix("sandbox-clients-").expect("a directory");
     let path = |name: &str| directory.path().join(name);
     let key = rcgen::KeyPair::generate().expect("a key");
@@ -134,19 +235,44 @@ fn directory() -> TempDir {
     std::fs::write(path("hosts"), "127.0.0.1 localhost\n93.184.215.14 good.example\n").expect("a file");
     std::fs::create_dir(path("www")).expect("a directory");
     std::fs::write(path("www/page"), "a page").expect("a file");
-    let script = "git init -q repo && cd repo && printf 'in git' >file && git add file && \
-                  git -c user.name=n -c user.email=e@example commit -qm m && \
-                  git clone -q --bare . ../www/repo.git && git -C ../www/repo.git update-server-info";
     let made = HostCommand::new("sh")
-        .args(["-ec", script])
+        .args(["-ec", prepare])
         .current_dir(directory.path())
         .status();
-    assert!(made.is_ok_and(|status| status.success()), "a repository");
+    assert!(made.is_ok_and(|status| status.success()), "{prepare}");
     directory
 }
 
 #[test]
 fn programs_of_a_closed_box_reach_what_is_allowed() {
+    run(&USUAL);
+}
+
+#[test]
+fn pip_of_a_closed_box_installs_what_is_allowed() {
+    if has("pip", "/usr/bin/pip") {
+        run(&PIP);
+    }
+}
+
+#[test]
+fn apt_of_a_closed_box_gets_what_is_allowed() {
+    if has("apt", "/usr/lib/apt/methods/http") {
+        run(&APT);
+    }
+}
+
+/// Whether this host has a program. Where it has not, says so loudly; under CI that is a failure.
+fn has(name: &str, path: &str) -> bool {
+    let is_there = Path::new(path).exists();
+    if !is_there {
+        eprintln!("SKIPPED: {name}: there is no {path}");
+        assert!(std::env::var_os("CI").is_none(), "{path} must be there under CI");
+    }
+    is_there
+}
+
+fn run(programs: &Programs) {
     if !support::is_there(EngineKind::Docker) || !ways::is_way_asked_for("socket") {
         return;
     }
@@ -155,14 +281,15 @@ fn programs_of_a_closed_box_reach_what_is_allowed() {
             .enable_all()
             .build()
             .expect("an executor");
-        return executor.block_on(inside(Path::new(&directory)));
+        return executor.block_on(inside(programs, Path::new(&directory)));
     }
-    let directory = directory();
+    let directory = directory(programs.prepare);
     let steps = format!(
         "ip link set lo up; ip addr add 93.184.215.14/32 dev lo; mount --bind {}/hosts /etc/hosts; \
-         exec {} --exact programs_of_a_closed_box_reach_what_is_allowed --nocapture",
+         exec {} --exact {} --nocapture",
         directory.path().display(),
         std::env::current_exe().expect("this program").display(),
+        programs.test,
     );
     let status = HostCommand::new("unshare")
         .args(["--net", "--mount", "sh", "-ec", &steps])
@@ -180,7 +307,7 @@ impl Drop for Server {
     }
 }
 
-async fn inside(directory: &Path) {
+async fn inside(programs: &Programs, directory: &Path) {
     let mut server = HostCommand::new("python3")
         .arg(directory.join("server.py"))
         .args([directory.as_os_str(), "93.184.215.14".as_ref()])
@@ -225,7 +352,7 @@ async fn inside(directory: &Path) {
     let routes = Routes::new(["http://127.0.0.1:4110"]).expect("a route");
     sandbox.prepare_execution(routes).await.expect("a cut");
     let mut wrong = Vec::new();
-    for (name, script, expected) in CLIENTS {
+    for (name, script, expected) in programs.clients {
         let output = sandbox
             .run(Command::shell(*script).timeout(Duration::from_secs(120)))
             .await
@@ -236,6 +363,12 @@ async fn inside(directory: &Path) {
                 "{name}: {}: {said:?}, not {expected:?}: {erred}",
                 output.status
             ));
+        }
+    }
+    let arrived = std::fs::read_to_string(directory.join("arrived")).expect("what arrived");
+    for expected in programs.arrived {
+        if !arrived.lines().any(|line| line.starts_with(expected)) {
+            wrong.push(format!("{expected:?} did not arrive:\n{arrived}"));
         }
     }
     let refused = sandbox.egress_log().expect("a log").refused();

@@ -33,6 +33,12 @@ pub(crate) const ALL: &[Requirement] = &[
         probe: podman,
     },
     Requirement {
+        name: "pip",
+        remedy: "install python3-pip",
+        needed_by: &["runtime-docker"],
+        probe: || ask("/usr/bin/pip", &["--version"]),
+    },
+    Requirement {
         name: "e2b-sdk",
         remedy: "pip install e2b",
         needed_by: &[],

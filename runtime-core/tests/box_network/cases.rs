@@ -10,6 +10,7 @@ use runtime_core::{Env, ErrorKind};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpListener;
 
+use crate::grpc;
 use crate::support::*;
 use crate::world::{GOOD, Names, OTHER, isolated};
 
@@ -252,6 +253,25 @@ isolated! {
             assert_eq!(with.run("curl -sS http://127.0.0.1:4321/").await, (Some(0), "database".to_owned()));
             assert!(with.network.host_url("tcp://other.example:4321").await.is_err());
         }
+    }
+
+    async fn grpc_passes_relays_from_inside() {
+        let policy = Policy::new(["tcp://good.example:50051"], []).unwrap();
+        for kind in KINDS {
+            let (port, own) = grpc::server(("127.0.0.1", 0)).await;
+            let with = Box::start(kind, &policy).await;
+            with.close(&policy, &[&format!("http://127.0.0.1:{port}")]).await.unwrap();
+            let stream = within(with.guest.link.dial((Ipv4Addr::LOCALHOST, port).into())).await.unwrap();
+            grpc::exercise(stream, &own).await;
+            assert!(with.network.log().refused().is_empty());
+        }
+        // By a rule, whose port is the same for both.
+        let (_, good) = grpc::server((GOOD, 50051)).await;
+        let with = Box::start(Kind::Socket, &policy).await;
+        with.close(&policy, &[]).await.unwrap();
+        let stream = within(with.guest.link.dial((Ipv4Addr::LOCALHOST, 50051).into())).await.unwrap();
+        grpc::exercise(stream, &good).await;
+        assert!(with.network.log().refused().is_empty());
     }
 
     async fn nothing_is_lost_at_the_end_of_a_connection() {

@@ -4,6 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "helpers outside of test functions fail the test too")]
 
 mod cases;
+#[path = "../egress/grpc.rs"]
+mod grpc;
 #[path = "../guest/support.rs"]
 #[allow(
     dead_code,

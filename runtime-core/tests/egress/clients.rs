@@ -7,6 +7,7 @@ use runtime_core::egress::{EgressProxy, Outcome};
 use runtime_core::network::{EgressPolicy, Policy, Resolver, Routes};
 use tokio::process::Command;
 
+use crate::grpc;
 use crate::tls::{self, Authority};
 use crate::upstream;
 use crate::world::{GOOD, World, isolated};
@@ -56,7 +57,12 @@ impl Clients {
             .current_dir(self.path())
             .env("HOME", self.path());
         let ca = self.path().join("ca.pem");
-        for name in ["CURL_CA_BUNDLE", "SSL_CERT_FILE", "GIT_SSL_CAINFO", "PIP_CERT"] {
+        for name in [
+            "CURL_CA_BUNDLE",
+            "SSL_CERT_FILE",
+            "GIT_SSL_CAINFO",
+            "REQUESTS_CA_BUNDLE",
+        ] {
             command.env(name, &ca);
         }
         for (name, value) in self.world.proxy.address("127.0.0.1", self.world.port).env().iter() {
@@ -183,10 +189,10 @@ w.writestr('tiny-1.0.dist-info/RECORD', '')
 \"; echo '<a href=\"tiny-1.0-py3-none-any.whl\">tiny</a>' > simple/tiny/index.html";
         let has_pip = clients.run("pip", "pip --version").await.is_some();
         if has_pip && clients.run("python3", wheel).await.is_some() {
-            for url in ["http", "https"] {
+            for (url, trust) in [("http", "--trusted-host good.example"), ("https", "--cert ca.pem")] {
                 let script = format!(
-                    "pip download -q --isolated --disable-pip-version-check --no-deps --no-cache-dir --cert ca.pem -d {url}-out \
-                     --trusted-host good.example --index-url {url}://good.example/files/simple/ tiny >&2; ls {url}-out"
+                    "pip download -q --isolated --disable-pip-version-check --no-deps --no-cache-dir {trust} -d {url}-out \
+                     --index-url {url}://good.example/files/simple/ tiny >&2; ls {url}-out"
                 );
                 assert_eq!(clients.run("pip", &script).await.unwrap(), "tiny-1.0-py3-none-any.whl\n");
             }
@@ -197,6 +203,33 @@ w.writestr('tiny-1.0.dist-info/RECORD', '')
             assert_eq!(text, "1000\n");
         }
         assert_eq!(clients.failures(), Vec::<String>::new());
+    }
+}
+
+isolated! {
+    async fn grpc_passes_a_tunnel() {
+        let authority = Authority::new();
+        let mut config = authority.server(&["good.example"]);
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let calls = grpc::Calls::default();
+        let kept = calls.clone();
+        let listener = upstream::bind(GOOD, 443).await;
+        let acceptor = tokio_rustls::TlsAcceptor::from(std::sync::Arc::new(config));
+        tokio::spawn(async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let stream = acceptor.accept(stream).await.unwrap();
+                tokio::spawn(grpc::serve(stream, kept.clone()));
+            }
+        });
+        let world = World::allow(&["good.example"]).await;
+        let (status, raw) = world.tunnel("good.example:443").await;
+        assert_eq!(status, 200);
+        let mut config = authority.client();
+        config.alpn_protocols = vec![b"h2".to_vec()];
+        let stream = tls::handshake(config, "good.example", raw.0).await.unwrap();
+        assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
+        grpc::exercise(stream, &calls).await;
+        assert!(world.proxy.log().refused().is_empty());
     }
 }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests fail the test that uses them")]
 
 mod clients;
+mod grpc;
 mod requests;
 mod smuggling;
 mod switching;

@@ -9,6 +9,7 @@ use runtime_core::network::{Destination, EgressPolicy, Policy, Routes, Scheme};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 
+use crate::grpc;
 use crate::tls::{hello, sni};
 use crate::upstream;
 use crate::world::{GOOD, OTHER, Raw, World, isolated, next, policy};
@@ -187,6 +188,23 @@ isolated! {
             raw.send(format!("3\r\n{next}\r\n")).await;
         }
         raw.0.shutdown().await.unwrap();
+    }
+}
+
+isolated! {
+    async fn grpc_passes_relays_of_routes_and_of_rules() {
+        let (_, own) = grpc::server(("127.0.0.1", 9000)).await;
+        let (_, good) = grpc::server((GOOD, 50051)).await;
+        let routes = Routes::new(["http://127.0.0.1:9000"]).unwrap();
+        let policy = Policy::new(["tcp://good.example:50051"], []).unwrap();
+        let world = World::new(EgressPolicy::execution(policy.clone(), routes.clone())).await;
+        let route = world.proxy.relay_route(listener().await, routes.iter().next().unwrap()).unwrap();
+        let rule = world.proxy.relay(listener().await, &policy.relays()[0]).unwrap();
+        for (relay, calls) in [(route, own), (rule, good)] {
+            let stream = TcpStream::connect(relay.address()).await.unwrap();
+            grpc::exercise(stream, &calls).await;
+        }
+        assert!(world.proxy.log().refused().is_empty());
     }
 }
 
