@@ -18,6 +18,7 @@ fn main() {
     println!("cargo::rerun-if-changed=guest");
     println!("cargo::rerun-if-changed=src/guest/encoding.rs");
     println!("cargo::rerun-if-changed=src/guest/frame.rs");
+    println!("cargo::rerun-if-changed=src/guest/plan.rs");
     println!("cargo::rerun-if-env-changed=RUSTC_LINKER");
 
     let out = PathBuf::from(variable("OUT_DIR"));

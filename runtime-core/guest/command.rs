@@ -5,17 +5,21 @@ use std::ffi::CString;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
+use std::time::Duration;
 
 use crate::files::{self, EINVAL, Failure};
 use crate::frame::{List, Stdio, Step, User};
 use crate::passwd;
-use crate::seccomp;
+use crate::seccomp::{self, Strictness};
 use crate::streams::Streams;
 use crate::sys::{self, ChildStack, Plan, RLimit, SockFilter};
 
 /// Where programs without a slash in their name are looked for when nothing sets `PATH`; the engines' default.
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 const ENOSYS: i32 = 38;
+const ETXTBSY: i32 = 26;
+/// How often starting a file that somebody still writes to is tried again.
+const BUSY_ATTEMPTS: u32 = 20;
 
 /// A request to start a program.
 pub(crate) struct Spawn {
@@ -30,6 +34,9 @@ pub(crate) struct Spawn {
 pub(crate) struct Spawner {
     env: BTreeMap<Vec<u8>, Vec<u8>>,
     filter: Option<Vec<SockFilter>>,
+    /// The box is of this program's own making: the stricter filter, always.
+    isolated: bool,
+    limits: Vec<(i32, RLimit)>,
     oom_score_adj: CString,
     descriptor_limit: Option<RLimit>,
     null: OwnedFd,
@@ -41,11 +48,29 @@ impl Spawner {
         Self {
             env,
             filter: None,
+            isolated: false,
+            limits: Vec::new(),
             oom_score_adj: c"0".to_owned(),
             descriptor_limit,
             null,
             stack: ChildStack::new(),
         }
+    }
+
+    /// What programs of a box of the guest's own making have in common.
+    pub(crate) fn isolate(&mut self, limits: &[(u32, u64)]) -> io::Result<()> {
+        let filter = seccomp::filter(Strictness::Box);
+        self.filter = Some(filter.ok_or_else(|| io::Error::other("there is no filter for this architecture"))?);
+        self.isolated = true;
+        let both = |value| RLimit {
+            soft: value,
+            hard: value,
+        };
+        self.limits = limits
+            .iter()
+            .map(|&(number, value)| (number as i32, both(value)))
+            .collect();
+        Ok(())
     }
 
     pub(crate) fn configure(
@@ -54,9 +79,14 @@ impl Spawner {
         restrict: bool,
         oom_score_adj: i32,
     ) -> Result<(), Failure> {
-        let filter = match restrict {
-            true => Some(seccomp::filter().ok_or((Step::Filter, ENOSYS))?),
-            false => None,
+        let strictness = match (self.isolated, restrict) {
+            (true, _) => Some(Strictness::Box),
+            (false, true) => Some(Strictness::Network),
+            (false, false) => None,
+        };
+        let filter = match strictness {
+            Some(strictness) => Some(seccomp::filter(strictness).ok_or((Step::Filter, ENOSYS))?),
+            None => None,
         };
         self.oom_score_adj = CString::new(oom_score_adj.clamp(-1000, 1000).to_string()).unwrap_or_default();
         self.filter = filter;
@@ -102,8 +132,20 @@ impl Spawner {
             oom_score_adj: &self.oom_score_adj,
             filter: self.filter.as_deref(),
             descriptor_limit: self.descriptor_limit,
+            limits: &self.limits,
         };
-        let pid = sys::spawn(&plan, &mut self.stack)?;
+        let mut attempt = 0;
+        let pid = loop {
+            match sys::spawn(&plan, &mut self.stack) {
+                // Whoever has just written it through a descriptor that the guest passed may have forked meanwhile, and
+                // the fork holds that descriptor until it executes.
+                Err((Step::Exec, ETXTBSY)) if attempt < BUSY_ATTEMPTS => {
+                    attempt += 1;
+                    std::thread::sleep(Duration::from_millis(1));
+                }
+                started => break started?,
+            }
+        };
         for (id, reader, writer) in ends.ours {
             if let Err(errno) = streams.add(id, reader, writer) {
                 // It started, but cannot be connected: it must not run.

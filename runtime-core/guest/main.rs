@@ -4,7 +4,8 @@
 //! host as a descriptor, so that no byte of a program's input or output goes through it. It trusts the host, parses
 //! nothing but the host's frames, and does nothing that the host could do.
 //!
-//! Usage: `guest --socket PATH` or `guest --stdio`, with the one-time token in `SANDBOX_GUEST_TOKEN`.
+//! Usage: `guest --socket PATH`, `guest --stdio`, or `guest --isolate` with a socket as standard input, on which the
+//! plan of the box comes that it is to make around itself; with the one-time token in `SANDBOX_GUEST_TOKEN`.
 
 #[cfg(target_os = "linux")]
 mod command;
@@ -19,11 +20,19 @@ mod files;
 #[allow(unreachable_pub, reason = "public in the library, which shares the file")]
 mod frame;
 #[cfg(target_os = "linux")]
+mod isolate;
+#[cfg(target_os = "linux")]
+#[allow(unsafe_code, reason = "system calls that std lacks; each use says why it is sound")]
+mod namespaces;
+#[cfg(target_os = "linux")]
 mod netlink;
 #[cfg(target_os = "linux")]
 mod oom;
 #[cfg(target_os = "linux")]
 mod passwd;
+#[cfg(target_os = "linux")]
+#[path = "../src/guest/plan.rs"]
+mod plan;
 #[cfg(target_os = "linux")]
 mod port;
 #[cfg(target_os = "linux")]
@@ -66,14 +75,26 @@ mod start {
 
     use crate::command::Spawner;
     use crate::frame::{Event, MAGIC, TOKEN_LEN, TOKEN_VARIABLE, VERSION};
+    use crate::isolate;
     use crate::port::Port;
     use crate::server::Server;
     use crate::sys;
 
     pub(crate) fn run() -> io::Result<()> {
+        let mut arguments = std::env::args_os().skip(1);
+        let mode = arguments.next().unwrap_or_default();
+        let inside = match mode.to_str() {
+            Some("--isolate") => {
+                sys::close_inherited();
+                Some(isolate::enter().map_err(|failure| io::Error::other(failure.line()))?)
+            }
+            _ => None,
+        };
         // First of all, while nothing else runs in the box.
         sys::set_not_dumpable()?;
-        sys::close_inherited();
+        if inside.is_none() {
+            sys::close_inherited();
+        }
         let (token, env) = take_environment()?;
         let signals = sys::take_signals()?;
         let is_init = std::process::id() == 1;
@@ -83,20 +104,26 @@ mod start {
         let descriptor_limit = sys::raise_descriptor_limit();
         let null: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/null")?.into();
 
-        let mut arguments = std::env::args_os().skip(1);
-        let mode = arguments.next().unwrap_or_default();
-        let mut port = match (mode.to_str(), arguments.next()) {
-            (Some("--socket"), Some(path)) => {
+        let mut limits = Vec::new();
+        let is_isolated = inside.is_some();
+        let mut port = match (inside, mode.to_str(), arguments.next()) {
+            (Some(inside), ..) => {
+                // The second copy of the socket, which programs must not get.
+                sys::replace_stdio(null.as_fd())?;
+                limits = inside.limits;
+                Port::socket(inside.socket.into())
+            }
+            (None, Some("--socket"), Some(path)) => {
                 let socket = UnixStream::connect(&path)
                     .map_err(|error| io::Error::new(error.kind(), format!("connect to {}: {error}", path.display())))?;
                 Port::socket(socket.into())
             }
-            (Some("--stdio"), None) => {
+            (None, Some("--stdio"), None) => {
                 let (input, output) = sys::take_stdio()?;
                 sys::replace_stdio(null.as_fd())?;
                 Port::stdio(input, output)?
             }
-            _ => return Err(io::Error::other("usage: guest --socket PATH | --stdio")),
+            _ => return Err(io::Error::other("usage: guest --socket PATH | --stdio | --isolate")),
         };
         port.send(
             0,
@@ -109,7 +136,11 @@ mod start {
         );
         // A directory that the host unmounts or removes later must not be held.
         std::env::set_current_dir("/")?;
-        Server::new(port, signals, Spawner::new(env, null, descriptor_limit), is_init).run()
+        let mut spawner = Spawner::new(env, null, descriptor_limit);
+        if is_isolated {
+            spawner.isolate(&limits)?;
+        }
+        Server::new(port, signals, spawner, is_init).run()
     }
 
     type Environment = BTreeMap<Vec<u8>, Vec<u8>>;

@@ -9,6 +9,7 @@ use crate::sys;
 const NEW_LINK: u16 = 16;
 const GET_LINK: u16 = 18;
 const NEW_ROUTE: u16 = 24;
+const DELETE_ROUTE: u16 = 25;
 const GET_ROUTE: u16 = 26;
 const ERROR: u16 = 2;
 const DONE: u16 = 3;
@@ -52,6 +53,64 @@ fn push<T>(list: &mut Vec<T>, item: T, truncated: &mut bool) {
         list.push(item);
     } else {
         *truncated = true;
+    }
+}
+
+/// A route to nowhere for the one address at which Docker's resolver listens, in the table that makes 127.0.0.0/8 local:
+/// the resolver's socket and the engine's rules stay, and nothing gets to them. Needs `CAP_NET_ADMIN`.
+pub(crate) fn set_resolver_reachable(reachable: bool) -> io::Result<()> {
+    const REQUEST: u16 = 1;
+    const ACKNOWLEDGE: u16 = 4;
+    const CREATE: u16 = 0x400;
+    const AF_INET: u8 = 2;
+    const TABLE_LOCAL: u8 = 255;
+    const PROTOCOL_STATIC: u8 = 4;
+    const SCOPE_UNIVERSE: u8 = 0;
+    const BLACKHOLE: u8 = 6;
+    const DESTINATION: u16 = 1;
+    const EEXIST: i32 = 17;
+    const ESRCH: i32 = 3;
+
+    let (kind, flags, already) = match reachable {
+        false => (NEW_ROUTE, REQUEST | ACKNOWLEDGE | CREATE | 0x200, EEXIST),
+        true => (DELETE_ROUTE, REQUEST | ACKNOWLEDGE, ESRCH),
+    };
+    let mut message = Vec::with_capacity(36);
+    message.extend(36u32.to_ne_bytes());
+    message.extend(kind.to_ne_bytes());
+    message.extend(flags.to_ne_bytes());
+    message.extend([0; 8]);
+    message.extend([
+        AF_INET,
+        32,
+        0,
+        0,
+        TABLE_LOCAL,
+        PROTOCOL_STATIC,
+        SCOPE_UNIVERSE,
+        BLACKHOLE,
+    ]);
+    message.extend([0; 4]);
+    message.extend(8u16.to_ne_bytes());
+    message.extend(DESTINATION.to_ne_bytes());
+    message.extend([127, 0, 0, 11]);
+
+    let fd = sys::netlink(0)?;
+    sys::write_fd(fd.as_fd(), &message)?;
+    let mut buffer = vec![0; 4096];
+    let count = sys::read_fd(fd.as_fd(), &mut buffer)?;
+    let mut errno = None;
+    each_message(buffer.get(..count).unwrap_or_default(), |kind, body| {
+        if kind == ERROR {
+            errno = word(body, 0).map(|code| (code as i32).wrapping_neg());
+        }
+        errno.is_none()
+    });
+    match errno {
+        Some(0) => Ok(()),
+        Some(errno) if errno == already => Ok(()),
+        Some(errno) => Err(io::Error::from_raw_os_error(errno)),
+        None => Err(io::Error::other("netlink did not answer")),
     }
 }
 

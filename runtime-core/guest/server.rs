@@ -217,7 +217,11 @@ impl Server {
             End::Code(code) => (code, 0),
             End::Signal(signal) => (0, signal),
         };
-        self.port.send(tag, &Event::Exited { code, signal, oom });
+        // Not a result of the program: it ends because the box does, and the link's end says so.
+        let ends_with_the_box = self.ending.is_some() && matches!(signal, sys::SIGTERM | sys::SIGKILL);
+        if !ends_with_the_box {
+            self.port.send(tag, &Event::Exited { code, signal, oom });
+        }
         if child.released {
             self.children.remove(&tag);
         }
@@ -430,6 +434,10 @@ impl Server {
                     self.port.send(tag, &Event::Appeared { interface });
                 }
                 Ok(None)
+            }
+            Request::Resolver { reachable } => {
+                netlink::set_resolver_reachable(reachable).map_err(failure)?;
+                Ok(Some(Event::Done {}))
             }
             Request::Ping {} => Ok(Some(Event::Pong {})),
             Request::Shutdown {} => {

@@ -8,6 +8,7 @@ use std::io;
 use std::mem::size_of;
 use std::net::SocketAddr;
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use std::ptr;
 
 use crate::frame::Step;
@@ -31,8 +32,12 @@ pub(crate) const POLLHUP: i16 = 16;
 
 const PR_SET_DUMPABLE: c_int = 4;
 const PR_SET_SECCOMP: c_int = 22;
+const PR_CAPBSET_DROP: c_int = 24;
 const PR_SET_CHILD_SUBREAPER: c_int = 36;
 const PR_SET_NO_NEW_PRIVS: c_int = 38;
+
+/// `CAP_NET_ADMIN` and `CAP_NET_RAW`: a guest may need the first, a restricted program neither.
+const NETWORK_CAPABILITIES: [c_ulong; 2] = [12, 13];
 
 const O_WRONLY: c_int = 1;
 pub(crate) const O_NONBLOCK: c_int = 0o4000;
@@ -465,6 +470,8 @@ pub(crate) struct Plan<'a> {
     pub(crate) oom_score_adj: &'a CStr,
     pub(crate) filter: Option<&'a [SockFilter]>,
     pub(crate) descriptor_limit: Option<RLimit>,
+    /// Further limits by their `RLIMIT_*` number, soft and hard.
+    pub(crate) limits: &'a [(i32, RLimit)],
 }
 
 struct Shared<'a> {
@@ -569,6 +576,18 @@ fn prepare_and_execute(shared: &Shared<'_>) -> (Step, i32) {
         }
         if let Some(limit) = plan.descriptor_limit {
             setrlimit(RLIMIT_NOFILE, &limit);
+        }
+        if plan.filter.is_some() {
+            // A guest that may not drop them is not root, and its children never come to have them.
+            let zero: c_ulong = 0;
+            for capability in NETWORK_CAPABILITIES {
+                prctl(PR_CAPBSET_DROP, capability, zero, zero, zero);
+            }
+        }
+        for (resource, limit) in plan.limits {
+            if setrlimit(*resource, limit) < 0 {
+                return (Step::User, errno());
+            }
         }
         if let Some((uid, gid, groups)) = plan.user {
             let (uid, gid) = (c_long::from(uid), c_long::from(gid));
@@ -689,6 +708,23 @@ pub(crate) fn take_stdio() -> io::Result<(OwnedFd, OwnedFd)> {
         let input = OwnedFd::from_raw_fd(check(fcntl(0, F_DUPFD_CLOEXEC, 3 as c_uint))?);
         let output = OwnedFd::from_raw_fd(check(fcntl(1, F_DUPFD_CLOEXEC, 3 as c_uint))?);
         Ok((input, output))
+    }
+}
+
+/// Takes descriptor 0, which is a socket of the program that started the guest, for the link.
+pub(crate) fn take_socket() -> io::Result<UnixStream> {
+    const F_DUPFD_CLOEXEC: c_int = 1030;
+    // SAFETY: integers only; the result is a new descriptor.
+    unsafe { Ok(UnixStream::from_raw_fd(check(fcntl(0, F_DUPFD_CLOEXEC, 3 as c_uint))?)) }
+}
+
+/// A descriptor that is readable once the child has ended.
+pub(crate) fn process_descriptor(pid: i32) -> io::Result<OwnedFd> {
+    const PIDFD_OPEN: c_long = 434;
+    // SAFETY: integers only; the result is a new descriptor.
+    unsafe {
+        let fd = syscall(PIDFD_OPEN, c_long::from(pid), 0 as c_long);
+        Ok(OwnedFd::from_raw_fd(check(fd as c_int)?))
     }
 }
 

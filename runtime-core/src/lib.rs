@@ -46,9 +46,15 @@
 //!
 //! - `subprocess` (default): the embedded runtime, whose boxes are directories and process groups of this machine.
 //! - `conformance`: the suite that every provider runs.
+//! - `isolation`: boxes of namespaces for the embedded runtime, with a network policy. Linux.
+//! - `guest`: the program that is process 1 of a box, and the host's end of the link to it.
+//! - `egress`: the proxy and the relays through which a closed box reaches what its policy allows; with `guest`, a
+//!   box's whole network as [`box_network::BoxNetwork`].
 #![deny(unsafe_code)]
 
 mod background;
+#[cfg(all(feature = "guest", feature = "egress", target_os = "linux"))]
+pub mod box_network;
 pub mod cache;
 mod capability;
 mod collect;

@@ -64,7 +64,8 @@ pub trait Runtime: Send + Sync + 'static {
     }
 
     /// What somebody needs, besides credentials, to find and delete this box after our death: endpoint, region,
-    /// socket path. Never a secret.
+    /// socket path. Never a secret. What is unique to this box, such as the key of its creation, belongs here too: leases
+    /// of the same name whose contexts differ are taken for those of different boxes.
     fn lease_context(&self) -> BTreeMap<String, String> {
         BTreeMap::new()
     }
@@ -188,11 +189,12 @@ pub trait Runtime: Send + Sync + 'static {
         None
     }
 
-    /// The URL that a program in the box uses for a URL of this host. The default changes nothing.
+    /// The URL that a program in the box uses for a URL of this host, and the way to it: a service on this host's
+    /// loopback may need a listener inside the box. The default changes nothing.
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) for a URL that cannot be translated.
-    fn host_url(&self, url: &str) -> Result<String> {
+    async fn host_url(&self, url: &str) -> Result<String> {
         Ok(url.to_owned())
     }
 
@@ -211,6 +213,12 @@ pub trait Runtime: Send + Sync + 'static {
     async fn restrict_network(&self, policy: &Policy, routes: &Routes) -> Result<()> {
         let _ = (policy, routes);
         Err(Error::unsupported("this provider cannot restrict the network"))
+    }
+
+    /// What the box asked its proxy and relays for, and what became of it, where there are any of ours.
+    #[cfg(feature = "egress")]
+    fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        None
     }
 
     /// Extends the provider's own lifetime of the box to at least `seconds` from now, where it has one.

@@ -9,14 +9,16 @@
 //! // Ctrl-C now stops every sandbox and exits with 130; a second Ctrl-C leaves them to their leases.
 //! # Ok(()) }
 //! ```
+//!
+//! A program that has something to say at its end installs it with [`Options::exit`] off, and waits for [`requested`].
 
 use std::cell::Cell;
 use std::io::Write as _;
-use std::sync::atomic::{AtomicI32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, PoisonError};
 use std::time::Duration;
 
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::watch;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, timeout_at};
 
@@ -25,7 +27,7 @@ use crate::error::{Error, ErrorKind, Result};
 use crate::sandbox::Shared;
 
 /// The code to exit with once a signal has begun the shutdown; 0 before.
-static EXIT_CODE: AtomicI32 = AtomicI32::new(0);
+static EXIT_CODE: LazyLock<watch::Sender<i32>> = LazyLock::new(|| watch::Sender::new(0));
 
 thread_local! {
     /// This is the thread on which we call `exit` ourselves, with that code.
@@ -39,6 +41,9 @@ pub struct Options {
     pub deadline: Duration,
     /// Nothing is printed on stderr. Default: progress is.
     pub quiet: bool,
+    /// The process is ended when the sandboxes are gone. Default: true. Otherwise the program ends itself when it likes,
+    /// with whatever code: the one of the signal takes its place.
+    pub exit: bool,
 }
 
 impl Default for Options {
@@ -46,6 +51,7 @@ impl Default for Options {
         Self {
             deadline: Duration::from_secs(30),
             quiet: false,
+            exit: true,
         }
     }
 }
@@ -178,6 +184,19 @@ pub fn install_with(options: Options) -> Result<()> {
     Ok(())
 }
 
+/// Waits for the signal that begins the shutdown; returns the code that the process ends with, 130 or 143. For ever
+/// where no signal comes or nothing is [installed](install).
+///
+/// # Cancellation
+/// Leaves nothing behind; later calls return the same.
+pub async fn requested() -> i32 {
+    let mut code = EXIT_CODE.subscribe();
+    match code.wait_for(|code| *code != 0).await {
+        Ok(code) => *code,
+        Err(_) => std::future::pending().await,
+    }
+}
+
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
@@ -201,14 +220,16 @@ async fn serve(mut signals: Signals, options: Options) {
         }
     };
     let code = signals.next().await;
-    EXIT_CODE.store(code, Ordering::SeqCst);
+    EXIT_CODE.send_replace(code);
     let mut done = 0;
     let mut total = 0;
     let stopping = stop_live(options.deadline, |progress| match progress {
         Progress::Stopping(count) => {
             total += count;
             say(format_args!(
-                "stopping {count} sandboxes; a second signal leaves them to their leases"
+                "stopping {count} sandbox{}; a second signal leaves {} to the reaper",
+                if count == 1 { "" } else { "es" },
+                if count == 1 { "it" } else { "them" }
             ));
         }
         Progress::Stopped(name) => {
@@ -233,6 +254,10 @@ async fn serve(mut signals: Signals, options: Options) {
             options.deadline
         ));
     }
+    if !options.exit {
+        signals.next().await;
+        crate::exit::now(code)
+    }
     background::skip_exit_wait();
     let exit = move || {
         EXITS_FOR_US.set(true);
@@ -250,7 +275,7 @@ async fn serve(mut signals: Signals, options: Options) {
 
 /// Refuses what would begin a new sandbox once a signal has begun the shutdown.
 pub(crate) fn refuse_new() -> Result<()> {
-    if EXIT_CODE.load(Ordering::SeqCst) == 0 {
+    if *EXIT_CODE.borrow() == 0 {
         return Ok(());
     }
     Err(Error::new(
@@ -262,7 +287,7 @@ pub(crate) fn refuse_new() -> Result<()> {
 /// The end of the hook at process exit. A program whose `main` returned because its sandboxes were stopped under it ends
 /// with the signal's code all the same.
 pub(crate) fn at_exit() {
-    let code = EXIT_CODE.load(Ordering::SeqCst);
+    let code = *EXIT_CODE.borrow();
     if code != 0 && !EXITS_FOR_US.get() {
         crate::exit::now(code);
     }

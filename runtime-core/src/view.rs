@@ -463,15 +463,24 @@ impl View {
         self.shared.runtime.published_port()
     }
 
-    /// The URL that a program in the box uses for a URL of this host.
+    /// The URL that a program in the box uses for a URL of this host, such as that of a service on loopback, and the
+    /// way to it. In a box with a network policy, ask before [`prepare_execution`](crate::Sandbox::prepare_execution)
+    /// and pass the host's URL among its routes: what is no route cannot be reached after it.
     ///
     /// # Errors
-    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a URL that cannot be translated.
-    pub fn host_url(&self, url: &str) -> Result<String> {
-        self.shared
-            .runtime
-            .host_url(url)
-            .map_err(|error| self.context(error, "host_url"))
+    /// [`InvalidArgument`](ErrorKind::InvalidArgument) for a URL that cannot be translated, or whose place the policy
+    /// in force keeps out of reach.
+    pub async fn host_url(&self, url: &str) -> Result<String> {
+        self.check("host_url", false)?;
+        self.operate("host_url", self.shared.runtime.host_url(url)).await
+    }
+
+    /// What the box asked our proxy and relays for, and what became of it: refused destinations with the rule that would
+    /// admit each, and what was used as a ready allowlist. `None` where a policy is not enforced by us. Stays readable
+    /// after the box is gone.
+    #[cfg(feature = "egress")]
+    pub fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        self.shared.runtime.egress_log()
     }
 
     /// Extends the provider's own lifetime of the box to at least this long from now, where it has one.

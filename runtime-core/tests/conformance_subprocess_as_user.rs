@@ -1,51 +1,11 @@
-//! The conformance suite on the embedded runtime for somebody who is not root: where the tests run as root, they start
-//! themselves anew as an unprivileged user.
+//! The conformance suite on the embedded runtime for somebody who is not root.
 
 mod subprocess_target;
 
-use std::fs;
-use std::io;
-use std::os::unix::fs::{PermissionsExt, chown};
-use std::os::unix::process::CommandExt;
-use std::process::{Command, ExitCode};
+use std::process::ExitCode;
 
-/// `nobody`, nearly everywhere; no account is needed.
-const USER: u32 = 65_534;
+use subprocess_target::{Subprocess, as_user};
 
 fn main() -> ExitCode {
-    if !rustix::process::geteuid().is_root() {
-        return runtime_core::conformance::main(subprocess_target::Subprocess::new);
-    }
-    match as_user() {
-        Ok(code) => code,
-        Err(error) => {
-            eprintln!("the suite cannot be started as user {USER}: {error}");
-            ExitCode::FAILURE
-        }
-    }
-}
-
-/// Starts a copy of this program, which the user can read wherever it was built, with a directory that is the user's.
-fn as_user() -> io::Result<ExitCode> {
-    let home = tempfile::tempdir()?;
-    fs::set_permissions(home.path(), fs::Permissions::from_mode(0o755))?;
-    let program = home.path().join("suite");
-    fs::copy(std::env::current_exe()?, &program)?;
-    fs::set_permissions(&program, fs::Permissions::from_mode(0o755))?;
-    let scratch = home.path().join("scratch");
-    fs::create_dir(&scratch)?;
-    chown(&scratch, Some(USER), Some(USER))?;
-    // Dropping the user id drops the groups too.
-    let status = Command::new(&program)
-        .args(std::env::args_os().skip(1))
-        .env("TMPDIR", &scratch)
-        .env("HOME", &scratch)
-        .current_dir(&scratch)
-        .gid(USER)
-        .uid(USER)
-        .status()?;
-    Ok(match status.code() {
-        Some(code) => ExitCode::from(u8::try_from(code).unwrap_or(1)),
-        None => ExitCode::FAILURE,
-    })
+    as_user::run(|| runtime_core::conformance::main(Subprocess::new))
 }

@@ -73,7 +73,7 @@ fn the_first_signal_stops_every_box_and_exits_with_its_code() {
         shutdown::install().unwrap();
         shutdown::install().unwrap();
         return executor().block_on(async {
-            let _boxes = boxes(&cache, 3, "touch up; exec sleep 1000").await;
+            let _boxes = boxes(&cache, 3, ": >up; exec sleep 1000").await;
             println!("\nready");
             std::future::pending().await
         });
@@ -98,7 +98,7 @@ fn the_second_signal_exits_at_once_and_the_reaper_finds_the_boxes() {
         shutdown::install().unwrap();
         return executor().block_on(async {
             // It does not obey SIGTERM, so stopping it takes seconds.
-            let stubborn = "trap '' TERM; trap 'touch asked' USR1; touch up; while :; do sleep 0.01; done";
+            let stubborn = "trap '' TERM; trap 'touch asked' USR1; : >up; while :; do sleep 0.01; done";
             let _boxes = boxes(&cache, 1, stubborn).await;
             println!("\nready");
             std::future::pending().await
@@ -111,7 +111,7 @@ fn the_second_signal_exits_at_once_and_the_reaper_finds_the_boxes() {
     let mut stderr = std::io::BufReader::new(talk.child.stderr.take().unwrap());
     let mut line = String::new();
     std::io::BufRead::read_line(&mut stderr, &mut line).unwrap();
-    assert!(line.contains("stopping 1 sandboxes"), "{line}");
+    assert!(line.contains("stopping 1 sandbox;"), "{line}");
     let second = Instant::now();
     signal(&talk, "-INT");
     let (status, _) = talk.end();
@@ -195,7 +195,7 @@ fn a_program_with_its_own_signal_handling_stops_all_itself() {
     if let Some((_, cache)) = role() {
         executor().block_on(async {
             let mut interrupt = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::interrupt()).unwrap();
-            let mut boxes = boxes(&cache, 2, "touch up; exec sleep 1000").await;
+            let mut boxes = boxes(&cache, 2, ": >up; exec sleep 1000").await;
             println!("\nready");
             interrupt.recv().await;
             let report = shutdown::stop_all(Duration::from_secs(30)).await;
@@ -219,11 +219,74 @@ fn a_program_with_its_own_signal_handling_stops_all_itself() {
 }
 
 #[test]
+fn a_handler_of_the_programs_own_sees_the_signal_too() {
+    let name = "a_handler_of_the_programs_own_sees_the_signal_too";
+    if let Some((_, cache)) = role() {
+        return executor().block_on(async {
+            let kind = tokio::signal::unix::SignalKind::interrupt();
+            let mut before = tokio::signal::unix::signal(kind).unwrap();
+            shutdown::install().unwrap();
+            let mut after = tokio::signal::unix::signal(kind).unwrap();
+            // It does not obey SIGTERM, so the shutdown lasts longer than the handlers.
+            let _boxes = boxes(&cache, 2, "trap '' TERM; : >up; while :; do sleep 0.01; done").await;
+            println!("\nready");
+            before.recv().await;
+            after.recv().await;
+            eprintln!("both were told");
+            std::future::pending().await
+        });
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let talk = start(name, dir.path());
+    signal(&talk, "-INT");
+    let (status, stderr) = talk.end();
+    assert_eq!(status.code(), Some(130), "{stderr}");
+    assert!(
+        stderr.contains("both were told") && stderr.contains("(2 of 2)"),
+        "{stderr}"
+    );
+    assert_eq!(leftovers(dir.path(), &[]), [""; 0], "{stderr}");
+}
+
+#[test]
+fn a_program_that_ends_itself_is_told_of_the_signal_and_exits_with_its_code() {
+    let name = "a_program_that_ends_itself_is_told_of_the_signal_and_exits_with_its_code";
+    if let Some((_, cache)) = role() {
+        let options = shutdown::Options {
+            exit: false,
+            ..shutdown::Options::default()
+        };
+        shutdown::install_with(options).unwrap();
+        executor().block_on(async {
+            let boxes = boxes(&cache, 2, ": >up; exec sleep 1000").await;
+            println!("\nready");
+            assert_eq!(shutdown::requested().await, 143);
+            assert_eq!(shutdown::requested().await, 143, "it stays so");
+            for sandbox in boxes {
+                sandbox.stop().await.unwrap();
+            }
+            assert_eq!(leftovers(&cache, &["journal"]), [""; 0]);
+            let refused = builder(&cache).provision().await.unwrap_err();
+            assert_eq!(refused.kind(), ErrorKind::Cancelled);
+            eprintln!("said at the end");
+        });
+        std::process::exit(7);
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let talk = start(name, dir.path());
+    signal(&talk, "-TERM");
+    let (status, stderr) = talk.end();
+    assert_eq!(status.code(), Some(143), "{stderr}");
+    assert!(stderr.contains("said at the end"), "{stderr}");
+    assert_eq!(leftovers(dir.path(), &[]), [""; 0], "{stderr}");
+}
+
+#[test]
 fn a_deadline_that_passes_names_what_is_not_stopped() {
     let name = "a_deadline_that_passes_names_what_is_not_stopped";
     if let Some((_, cache)) = role() {
         return executor().block_on(async {
-            let boxes = boxes(&cache, 1, "trap '' TERM; touch up; while :; do sleep 0.01; done").await;
+            let boxes = boxes(&cache, 1, "trap '' TERM; : >up; while :; do sleep 0.01; done").await;
             println!("\nready");
             let report = shutdown::stop_all(Duration::from_millis(20)).await;
             assert_eq!((report.stopped, report.unfinished), (0, vec!["box-0".to_owned()]));
@@ -241,7 +304,7 @@ fn a_panic_in_main_or_in_a_task_leaves_nothing() {
     let name = "a_panic_in_main_or_in_a_task_leaves_nothing";
     if let Some((_, cache)) = role() {
         return executor().block_on(async {
-            let mut boxes = boxes(&cache, 2, "touch up; exec sleep 1000").await;
+            let mut boxes = boxes(&cache, 2, ": >up; exec sleep 1000").await;
             println!("\nready");
             let first = boxes.remove(0);
             let task = tokio::spawn(async move {
@@ -263,7 +326,7 @@ fn an_abort_leaves_its_boxes_to_the_reaper() {
     let name = "an_abort_leaves_its_boxes_to_the_reaper";
     if let Some((_, cache)) = role() {
         return executor().block_on(async {
-            let _boxes = boxes(&cache, 2, "touch up; exec sleep 1000").await;
+            let _boxes = boxes(&cache, 2, ": >up; exec sleep 1000").await;
             println!("\nready");
             std::process::abort();
         });

@@ -7,8 +7,9 @@ use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use bollard::Docker;
-use bollard::models::{ContainerCreateBody, ExecConfig};
+use bollard::models::{ContainerCreateBody, ExecConfig, NetworkConnectRequest, NetworkDisconnectRequest};
 use futures_util::StreamExt;
+use runtime_core::network::Routes;
 use runtime_core::{Command, Result, RuntimeConfig, Sandbox};
 use runtime_docker::{ContainerConfig, DockerConfig, ExecMode, PodmanConfig, PullPolicy};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -24,6 +25,18 @@ impl Bench {
         let mut config = ContainerConfig::new(format!("{prefix}sandbox-test/busybox:latest"));
         config.exec = exec;
         config.pull = PullPolicy::Never;
+        match self.podman {
+            true => PodmanConfig(config).into(),
+            false => DockerConfig(config).into(),
+        }
+    }
+
+    /// A box whose execution phase reaches nothing.
+    fn closed(&self) -> Box<dyn RuntimeConfig> {
+        let prefix = if self.podman { "localhost/" } else { "" };
+        let mut config = ContainerConfig::new(format!("{prefix}sandbox-test/busybox:latest"));
+        config.pull = PullPolicy::Never;
+        config.allow = Vec::new();
         match self.podman {
             true => PodmanConfig(config).into(),
             false => DockerConfig(config).into(),
@@ -108,6 +121,33 @@ async fn main() -> Result<()> {
         report("run true, guest", ours, "tokio::process", bare);
         report("run true, guest", ours, "Engine API exec", api);
         report("run true, engine mode", modes, "Engine API exec", api);
+    }
+    if bench.wants("cut") {
+        let sandbox = Sandbox::builder(bench.closed()).provision().await?;
+        let network = if bench.podman { "podman" } else { "bridge" };
+        let (mut ours, mut bare) = (vec![], vec![]);
+        for _ in 0..15 {
+            let at = Instant::now();
+            sandbox.prepare_execution(Routes::none()).await?;
+            ours.push(at.elapsed());
+            sandbox.prepare_setup().await?;
+            // The other box is on the same network, and is connected and disconnected by the engine alone.
+            let container = engine.id().expect("an id");
+            let request = NetworkDisconnectRequest {
+                container: container.clone(),
+                force: Some(false),
+            };
+            let at = Instant::now();
+            docker.disconnect_network(network, request).await.expect("a disconnect");
+            bare.push(at.elapsed());
+            let request = NetworkConnectRequest {
+                container,
+                endpoint_config: None,
+            };
+            docker.connect_network(network, request).await.expect("a connect");
+        }
+        sandbox.stop().await?;
+        report("prepare_execution", median(ours), "engine's disconnect", median(bare));
     }
     if bench.wants("echo") {
         let mut process = guest.spawn(["cat"]).await?;

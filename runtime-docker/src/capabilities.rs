@@ -37,13 +37,13 @@ pub(crate) fn guest() -> Capabilities {
     can.special_file_reads = true;
     can.private_filesystem = true;
     can.expose = Expose::AnyPort;
-    can.egress = Egress::Unrestricted;
+    can.egress = Egress::Enforced;
     can.gpu = true;
     can
 }
 
 /// Through the Engine API's exec. `host_processes`: the box's processes are processes of this host.
-pub(crate) fn engine(host_processes: bool, local: bool) -> Capabilities {
+pub(crate) fn engine(kind: EngineKind, host_processes: bool, local: bool) -> Capabilities {
     let mut can = guest();
     can.local = local;
     // What a program leaves behind is found through procfs.
@@ -52,12 +52,24 @@ pub(crate) fn engine(host_processes: bool, local: bool) -> Capabilities {
     can.independent_streams = false;
     can.non_utf8_argv = false;
     can.non_utf8_paths = false;
-    // Engines fold signals into codes, and what the kernel refuses to start into code 1.
+    // Engines fold signals into codes.
     can.exit_signals = false;
     can.program_exit_signals = false;
-    can.start_failures = false;
+    // Docker tells what the kernel refuses to start as code 1, Podman says why.
+    can.start_failures = kind == EngineKind::Podman;
     can.oom_detection = false;
     can.expose = Expose::Port(SERVICE_PORT);
+    can.egress = Egress::Unrestricted;
+    can
+}
+
+/// Through the guest, for this configuration.
+pub(crate) fn of_guest(config: &ContainerConfig) -> Capabilities {
+    let mut can = guest();
+    if config.container.is_some() {
+        // What it is connected to is its owner's business.
+        can.egress = Egress::Unrestricted;
+    }
     can
 }
 
@@ -69,9 +81,9 @@ pub(crate) fn of(kind: EngineKind, config: &ContainerConfig) -> Capabilities {
             let found = connect::find(kind, config.host.as_deref(), &Surroundings::current());
             // Only a service of our own has no address yet.
             let local = found.map_or(true, |endpoint| endpoint.is_none_or(|endpoint| endpoint.is_local()));
-            engine(local, local)
+            engine(kind, local, local)
         }
-        ExecMode::Auto if !guest_is_there => engine(true, true),
-        ExecMode::Auto | ExecMode::Guest | ExecMode::Stdio => guest(),
+        ExecMode::Auto if !guest_is_there => engine(kind, true, true),
+        ExecMode::Auto | ExecMode::Guest | ExecMode::Stdio => of_guest(config),
     }
 }

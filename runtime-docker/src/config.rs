@@ -5,6 +5,7 @@ use std::fmt;
 use std::path::{Component, Path};
 
 use runtime_core::gpu::GpuSpec;
+use runtime_core::network::Policy;
 use runtime_core::{Error, Result};
 use serde::{Deserialize, Serialize};
 
@@ -202,19 +203,40 @@ impl ContainerConfig {
         }
     }
 
-    /// A network policy needs the cut, which there is not yet.
+    /// The network policy as it is written.
+    pub(crate) fn policy(&self) -> Policy {
+        Policy::unchecked(
+            self.allow.iter().map(String::as_str),
+            self.block.iter().map(String::as_str),
+        )
+    }
+
+    /// Whether the execution phase may not reach everything.
+    pub fn is_restricted(&self) -> bool {
+        self.policy().is_restricted()
+    }
+
+    /// The error for a policy that cannot be enforced for this reason.
+    pub(crate) fn no_policy(&self, reason: &str) -> Error {
+        let field = if self.block.is_empty() { "allow" } else { "block" };
+        Error::unsupported(format!("a network policy cannot be enforced {reason}")).with_field(field)
+    }
+
+    /// Checks that a policy, if there is one, can be enforced on a box of this configuration.
     ///
     /// # Errors
     /// [`Unsupported`](runtime_core::ErrorKind::Unsupported) naming `allow` or `block`.
-    pub(crate) fn refuse_policy(&self) -> Result<()> {
-        let field = if !self.block.is_empty() {
-            "block"
-        } else if self.allow != ["*"] {
-            "allow"
-        } else {
+    pub(crate) fn check_policy(&self) -> Result<()> {
+        if !self.is_restricted() {
             return Ok(());
-        };
-        Err(Error::unsupported("a network policy cannot be enforced here").with_field(field))
+        }
+        if self.container.is_some() {
+            return Err(self.no_policy("on a container that is somebody else's"));
+        }
+        if self.exec == ExecMode::Engine {
+            return Err(self.no_policy("in engine mode, which has no guest to prove it"));
+        }
+        Ok(())
     }
 
     /// The working directory.
@@ -249,6 +271,7 @@ impl ContainerConfig {
             ));
         }
         absolute("workdir", self.workdir())?;
+        self.policy().validate()?;
         if self.container.as_deref().is_some_and(|name| {
             name.is_empty()
                 || !name
@@ -421,6 +444,9 @@ mod tests {
             (json!({"init": true}), "init"),
             (json!({"container": "a/b"}), "container"),
             (json!({"imgae": "x"}), "imgae"),
+            (json!({"allow": ["a.com", "::1"]}), "allow[1]"),
+            (json!({"block": ["a.com:x"]}), "block[0]"),
+            (json!({"allow": ["a.com"], "block": ["b.com"]}), "block"),
         ] {
             let error = parse(fields.clone()).expect_err(&fields.to_string());
             assert_eq!(
@@ -428,6 +454,24 @@ mod tests {
                 (ErrorKind::InvalidConfig, Some(field)),
                 "{error}"
             );
+        }
+    }
+
+    #[test]
+    fn a_policy_is_refused_where_nothing_can_prove_it() {
+        for (fields, field) in [
+            (json!({"allow": [], "exec": "engine"}), "allow"),
+            (json!({"block": ["a.com"], "container": "x"}), "block"),
+        ] {
+            let error = parse(fields).expect("valid").check_policy().expect_err("refused");
+            assert_eq!((error.kind(), error.field()), (ErrorKind::Unsupported, Some(field)));
+        }
+        for fields in [
+            json!({"exec": "engine"}),
+            json!({"container": "x"}),
+            json!({"allow": ["a.com"], "exec": "stdio"}),
+        ] {
+            parse(fields).expect("valid").check_policy().expect("enforceable");
         }
     }
 

@@ -25,6 +25,9 @@ pub(crate) const DELETE_TIMEOUT: Duration = Duration::from_secs(30);
 /// How long to look for a container whose creation was asked for and not answered.
 const LATE_ARRIVAL: Duration = Duration::from_secs(5);
 
+/// How long a container may be in a state that the protocol does not have.
+const BETWEEN_STATES: Duration = Duration::from_secs(10);
+
 /// A file that is read through the archive API has at most this many bytes.
 const SMALL_FILE: usize = 4 << 20;
 
@@ -74,12 +77,22 @@ impl Engine {
 
     /// What the engine says of a container; `None` if it has none of this id or name.
     pub(crate) async fn inspect(&self, id: &str) -> Result<Option<ContainerInspectResponse>> {
-        match self.client.inspect_container(id, None).await {
-            Ok(inspect) => Ok(Some(inspect)),
-            Err(error) => match self.error("looking at the container", error) {
+        let until = tokio::time::Instant::now() + BETWEEN_STATES;
+        loop {
+            let error = match self.client.inspect_container(id, None).await {
+                Ok(inspect) => return Ok(Some(inspect)),
+                Err(error) => error,
+            };
+            // Podman has states of its own for a container that has ended and is not cleaned up yet.
+            let is_between = matches!(error, bollard::errors::Error::JsonDataError { .. });
+            if is_between && tokio::time::Instant::now() < until {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                continue;
+            }
+            return match self.error("looking at the container", error) {
                 error if error.kind() == ErrorKind::NotFound => Ok(None),
                 error => Err(error),
-            },
+            };
         }
     }
 
@@ -195,9 +208,10 @@ impl Engine {
         }
     }
 
-    /// Ids of all containers with our label for this name.
-    pub(crate) async fn labelled(&self, name: &str) -> Result<Vec<String>> {
-        let filters = HashMap::from([("label".to_owned(), vec![format!("{NAME_LABEL}={name}")])]);
+    /// Ids of all containers with these labels.
+    pub(crate) async fn labelled(&self, labels: &[(&str, &str)]) -> Result<Vec<String>> {
+        let labels = labels.iter().map(|(name, value)| format!("{name}={value}")).collect();
+        let filters = HashMap::from([("label".to_owned(), labels)]);
         let options = bollard::query_parameters::ListContainersOptionsBuilder::default()
             .all(true)
             .filters(&filters)

@@ -1,16 +1,8 @@
-//! What programs find in their environment: the image's variables, and loopback past any proxy.
-
-use std::ffi::OsStr;
+//! What programs find in their environment besides the caller's variables.
 
 use runtime_core::Env;
 
 use crate::config::EngineKind;
-
-/// Both spellings that programs look for.
-pub(crate) const NO_PROXY: [&str; 2] = ["NO_PROXY", "no_proxy"];
-
-/// Never to be reached through a proxy: servers beside the program, and this host.
-const DIRECT: [&str; 3] = ["localhost", "127.0.0.1", "host.docker.internal"];
 
 /// `NAME=value` lines as an environment.
 pub(crate) fn parse(lines: &[String]) -> Env {
@@ -27,40 +19,9 @@ pub(crate) fn base(kind: EngineKind, image: &Env, id: &str) -> Env {
     own.layered(image)
 }
 
-/// The hosts that are reached without a proxy: the image's and the caller's, in order, and loopback.
-pub(crate) fn no_proxy(image: &Env, caller: &Env) -> String {
-    let mut hosts: Vec<&str> = Vec::new();
-    let given = [image, caller]
-        .into_iter()
-        .flat_map(|env| NO_PROXY.iter().filter_map(|name| env.get(name)));
-    for host in given
-        .filter_map(OsStr::to_str)
-        .flat_map(|value| value.split(','))
-        .chain(DIRECT)
-    {
-        let host = host.trim();
-        if !host.is_empty() && !hosts.contains(&host) {
-            hosts.push(host);
-        }
-    }
-    hosts.join(",")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn loopback_is_direct_whatever_the_image_and_the_caller_say() {
-        let none = Env::new();
-        assert_eq!(no_proxy(&none, &none), "localhost,127.0.0.1,host.docker.internal");
-        let image = Env::from_iter([("no_proxy", "intra, ,b"), ("NO_PROXY", "a")]);
-        let caller = Env::from_iter([("NO_PROXY", "c,a,localhost")]);
-        assert_eq!(
-            no_proxy(&image, &caller),
-            "a,intra,b,c,localhost,127.0.0.1,host.docker.internal"
-        );
-    }
 
     #[test]
     fn the_images_variables_win_over_the_engines() {

@@ -80,6 +80,7 @@ pub(crate) fn from_status(kind: EngineKind, what: &str, status: u16, message: &s
         {
             ErrorKind::SandboxGone
         }
+        409 if message.contains("OCI") || message.contains("runc") => ErrorKind::Other,
         409 => ErrorKind::AlreadyExists,
         429 => ErrorKind::RateLimited,
         500 if is_missing_program(message) => ErrorKind::ProgramNotFound,
@@ -142,6 +143,13 @@ mod tests {
             ErrorKind::AlreadyExists
         );
         assert_eq!(kind(409, "Container abc is not running"), ErrorKind::SandboxGone);
+        assert_eq!(
+            kind(
+                409,
+                "preparing container x for attach: runc create failed: OCI permission denied"
+            ),
+            ErrorKind::Other
+        );
         assert_eq!(
             kind(400, "exec: \"x\": executable file not found in $PATH: unknown"),
             ErrorKind::ProgramNotFound

@@ -23,8 +23,11 @@
 //!
 //! Nothing of this crate depends on a pooled connection: a box that was made on one executor can be deleted on another.
 //!
-//! # What it cannot do
-//! Enforce a network policy: one is refused before anything is created. More in the crate's README.
+//! # The network
+//! With `allow` or `block` a box is *cut off* when [`Sandbox::prepare_execution`](runtime_core::Sandbox::prepare_execution)
+//! is called: the container is disconnected from every network, the guest proves from inside that nothing but `lo` is
+//! left, and what the policy and the framework's routes allow goes through a proxy and relays of this process, whose
+//! listeners are on the box's loopback. See [`runtime_core::box_network`] and the crate's README.
 #![forbid(unsafe_code)]
 
 #[cfg(not(target_os = "linux"))]

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use runtime_core::config::{from_fields, tagged};
+use runtime_core::network::Policy;
 use runtime_core::{BoxSpec, Capabilities, Orphan, Provider, Result, Runtime, RuntimeConfig};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
@@ -84,12 +85,20 @@ macro_rules! engine {
                 capabilities::of($kind, &self.0)
             }
 
+            fn policy(&self) -> Option<Policy> {
+                Some(self.0.policy())
+            }
+
             fn to_value(&self) -> Value {
                 tagged($kind.tag(), &self.0)
             }
 
             fn build(&self, spec: BoxSpec) -> Result<Arc<dyn Runtime>> {
                 Ok(Arc::new(self.runtime(spec)?))
+            }
+
+            fn provider(&self) -> Option<Arc<dyn Provider>> {
+                Some(Arc::new($provider))
             }
 
             fn boxed_clone(&self) -> Box<dyn RuntimeConfig> {

@@ -7,10 +7,8 @@ mod ways;
 use std::time::Duration;
 
 use runtime_core::cache::CacheDir;
-use runtime_core::{Command, Error, ErrorKind, Orphan, Provider, Result, RuntimeConfig, Sandbox};
-use runtime_docker::{
-    ContainerConfig, DockerConfig, DockerProvider, EngineKind, ExecMode, PodmanConfig, PodmanProvider,
-};
+use runtime_core::{Command, ErrorKind, Result, RuntimeConfig, Sandbox};
+use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PodmanConfig};
 use support::{client, config, containers_of, image, is_there};
 use tempfile::TempDir;
 
@@ -182,12 +180,6 @@ async fn what_the_engine_cannot_give_is_typed_and_leaves_nothing() {
         let mut user = busybox();
         user.user = Some("nobody-of-this-name".into());
         assert_eq!(refused(user).await, (ErrorKind::InvalidConfig, Some("user".into())));
-        let mut policy = busybox();
-        policy.allow = vec!["example.com".into()];
-        assert_eq!(refused(policy).await, (ErrorKind::Unsupported, Some("allow".into())));
-        let mut policy = busybox();
-        policy.block = vec!["example.com".into()];
-        assert_eq!(refused(policy).await, (ErrorKind::Unsupported, Some("block".into())));
         let mut socket = busybox();
         socket.host = Some("unix:///no/such/socket".into());
         assert_eq!(refused(socket).await.0, ErrorKind::Unavailable);
@@ -293,8 +285,14 @@ async fn a_fork_bomb_meets_its_limit_and_the_box_lives_on() {
             ended.map_or_else(|error| error.kind() == ErrorKind::Timeout, |output| !output.success()),
             "{kind} {exec:?}"
         );
-        // Its group was killed, so there is room again.
-        assert_eq!(text(&sandbox, "echo fine").await, "fine", "{kind} {exec:?}");
+        // Its group was killed, so there is room again, as soon as the last of it is reaped.
+        let until = tokio::time::Instant::now() + Duration::from_secs(20);
+        loop {
+            match sandbox.run(["echo", "fine"]).await {
+                Ok(output) if output.success() => break assert_eq!(output.stdout_lossy(), "fine\n"),
+                other => assert!(tokio::time::Instant::now() < until, "{kind} {exec:?}: {other:?}"),
+            }
+        }
         sandbox.stop().await.expect("a stop");
     }
 }
@@ -366,52 +364,5 @@ async fn somebody_elses_container_is_borrowed_and_stays() {
             );
             client(kind, &["rm", "--force", &id]).expect("a removal");
         }
-    }
-}
-
-#[tokio::test(flavor = "multi_thread")]
-async fn an_orphan_is_deleted_by_id_or_name_and_only_with_our_label() {
-    for kind in KINDS.into_iter().filter(|kind| is_there(*kind)) {
-        let delete = |orphan: Orphan| async move {
-            match kind {
-                EngineKind::Docker => DockerProvider.delete_orphan(&orphan).await,
-                EngineKind::Podman => PodmanProvider.delete_orphan(&orphan).await,
-            }
-        };
-        let orphan = |name: &str, id: Option<&str>| Orphan {
-            name: name.to_owned(),
-            id: id.map(str::to_owned),
-            run_scope: "test".to_owned(),
-            context: Default::default(),
-        };
-        let start = |label: &str| {
-            let label = format!("runtime-sandbox.name={label}");
-            let made = client(
-                kind,
-                &[
-                    "run",
-                    "--detach",
-                    "--label",
-                    &label,
-                    &image(kind, "busybox"),
-                    "sleep",
-                    "1000",
-                ],
-            );
-            made.expect("a container")
-        };
-        for by_id in [true, false] {
-            let name = format!("orphan-{}", runtime_core::names::random_hex(8));
-            let id = start(&name);
-            delete(orphan(&name, by_id.then_some(&id[..12])))
-                .await
-                .expect("a deletion");
-            gone(kind, &name).await;
-            delete(orphan(&name, Some(&id))).await.expect("gone already is fine");
-        }
-        let other = start("somebody-else");
-        let refused: Error = delete(orphan("mine", Some(&other))).await.expect_err("not ours");
-        assert_eq!(refused.kind(), ErrorKind::PermissionDenied);
-        client(kind, &["rm", "--force", &other]).expect("it was still there");
     }
 }

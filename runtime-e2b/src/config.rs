@@ -193,8 +193,35 @@ impl RuntimeConfig for E2bConfig {
         Ok(Arc::new(E2bRuntime::new(self.clone(), endpoints, spec)?))
     }
 
+    fn provider(&self) -> Option<Arc<dyn Provider>> {
+        Some(Arc::new(Configured(self.clone())))
+    }
+
     fn boxed_clone(&self) -> Box<dyn RuntimeConfig> {
         Box::new(self.clone())
+    }
+}
+
+/// The provider with the key and the endpoints of a configuration.
+struct Configured(E2bConfig);
+
+#[async_trait]
+impl Provider for Configured {
+    fn tag(&self) -> &'static str {
+        TAG
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        E2bProvider.capabilities()
+    }
+
+    fn parse(&self, fields: Map<String, Value>) -> Result<Box<dyn RuntimeConfig>> {
+        E2bProvider.parse(fields)
+    }
+
+    async fn delete_orphan(&self, orphan: &Orphan) -> Result<()> {
+        let endpoints = Endpoints::of_orphan(orphan, &self.0, &Variables::from_env())?;
+        crate::runtime::delete_orphan(endpoints, orphan).await
     }
 }
 
@@ -219,8 +246,7 @@ impl Provider for E2bProvider {
     }
 
     async fn delete_orphan(&self, orphan: &Orphan) -> Result<()> {
-        let endpoints = Endpoints::of_orphan(orphan, &Variables::from_env())?;
-        crate::runtime::delete_orphan(endpoints, orphan).await
+        Configured(E2bConfig::default()).delete_orphan(orphan).await
     }
 }
 

@@ -41,9 +41,11 @@ const STARTS: u32 = 3;
 /// How long a killed program may take to be gone.
 const KILL_GRACE: Duration = Duration::from_secs(10);
 
-/// Shows what is appended to both files, each from a byte on.
+/// Shows what is appended to both files, each from a byte on. What `tail` or the shell has to say itself (that it cannot
+/// watch any more files, say) must not come between the program's bytes.
 const FOLLOW: &str = r#"if command -v setsid >/dev/null 2>&1 && [ -z "$F" ]; then F=1 exec setsid /bin/sh -c "$0" "$0" "$@"; fi
-tail -c +"$1" -f "$3/stdout" & tail -c +"$2" -f "$3/stderr" >&2 & wait"#;
+exec 3>&2 2>/dev/null
+tail -c +"$1" -f "$3/stdout" 3>&- & tail -c +"$2" -f "$3/stderr" >&3 3>&- & wait"#;
 
 /// Runs a program to its end.
 pub(crate) async fn run(
@@ -108,15 +110,16 @@ pub(crate) async fn run(
         }
         Err(error) => Err(envd.explain(error).await),
     };
+    if result.is_ok() {
+        program.clean_up().await;
+        if let Some(input) = input {
+            input.remove().await;
+        }
+    }
+    // Only now: whoever listens takes the end of the channel for the end of the program.
     let (stdout, stderr) = output.finish();
     match result {
-        Ok(status) => {
-            program.clean_up().await;
-            if let Some(input) = input {
-                input.remove().await;
-            }
-            Ok(Output { status, stdout, stderr })
-        }
+        Ok(status) => Ok(Output { status, stdout, stderr }),
         Err(error) => Err(error.with_partial_output(PartialOutput { stdout, stderr })),
     }
 }
@@ -218,7 +221,12 @@ impl Program {
         loop {
             let drop = match &mut events {
                 Some(stream) => match self.read_stream(stream, &mut said).await {
-                    Ok(Some(status)) => return Ok(status),
+                    Ok(Some(status)) => {
+                        if let Some(events) = &mut events {
+                            events.finish();
+                        }
+                        return Ok(status);
+                    }
                     Ok(None) => error::cut_short(),
                     Err(error) => error,
                 },
@@ -655,6 +663,42 @@ impl Gathered {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[cfg(unix)]
+    #[test]
+    fn words_of_the_follower_itself_are_not_output() {
+        use std::io::Read;
+        use std::os::unix::fs::PermissionsExt;
+        use std::os::unix::process::CommandExt;
+        use std::process::{Command, Stdio};
+
+        let dir = tempfile::tempdir().expect("a directory");
+        let path = std::env::var("PATH").expect("a search path");
+        let noisy = format!("#!/bin/sh\necho noise >&2\nPATH='{path}'\nexec tail \"$@\"\n");
+        std::fs::write(dir.path().join("tail"), noisy).expect("written");
+        std::fs::set_permissions(dir.path().join("tail"), std::fs::Permissions::from_mode(0o755)).expect("executable");
+        std::fs::write(dir.path().join("stdout"), "0123").expect("written");
+        std::fs::write(dir.path().join("stderr"), "abcdef").expect("written");
+        let mut child = Command::new("/bin/sh")
+            .args(["-c", FOLLOW, FOLLOW, "2", "4"])
+            .arg(dir.path())
+            // Already in a group of its own.
+            .env("F", "1")
+            .env("PATH", format!("{}:{path}", dir.path().display()))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .process_group(0)
+            .spawn()
+            .expect("a shell");
+        let (mut out, mut err) = ([0; 3], [0; 3]);
+        child.stdout.take().expect("piped").read_exact(&mut out).expect("read");
+        child.stderr.take().expect("piped").read_exact(&mut err).expect("read");
+        let group = format!("-{}", child.id());
+        let killed = Command::new("kill").args(["-9", "--", &group]).status().expect("kill");
+        assert!(killed.success());
+        child.wait().expect("an end");
+        assert_eq!((&out, &err), (b"123", b"def"));
+    }
 
     #[test]
     fn only_a_whole_line_is_a_status() {

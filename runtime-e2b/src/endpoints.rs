@@ -89,9 +89,9 @@ impl Endpoints {
     }
 
     /// Where the box of a dead owner is deleted. Its lease names the control plane, but a key goes only where the
-    /// environment, the provider's own domain or this machine is.
-    pub(crate) fn of_orphan(orphan: &Orphan, variables: &Variables) -> Result<Self> {
-        let mut endpoints = Self::resolve(&E2bConfig::default(), variables)?;
+    /// configuration, the environment, the provider's own domain or this machine is.
+    pub(crate) fn of_orphan(orphan: &Orphan, config: &E2bConfig, variables: &Variables) -> Result<Self> {
+        let mut endpoints = Self::resolve(config, variables)?;
         let Some(api_url) = orphan.context.get("api_url") else {
             return Ok(endpoints);
         };
@@ -232,8 +232,14 @@ mod tests {
             context: [("api_url".to_owned(), url.to_owned())].into(),
         };
         for url in ["https://evil.test", "http://api.e2b.app", "https://e2b.app.evil.test"] {
-            let error = Endpoints::of_orphan(&orphan(url), &variables()).expect_err(url);
+            let error = Endpoints::of_orphan(&orphan(url), &E2bConfig::default(), &variables()).expect_err(url);
             assert_eq!(error.kind(), ErrorKind::Unauthorized);
+            let config = E2bConfig {
+                api_url: Some(url.into()),
+                ..E2bConfig::default()
+            };
+            let chosen = Endpoints::of_orphan(&orphan(url), &config, &variables()).expect(url);
+            assert_eq!(chosen.api_url, url);
         }
         for url in [
             "https://api.e2b.app",
@@ -242,7 +248,9 @@ mod tests {
             "https://api.foo.test:8443",
         ] {
             assert_eq!(
-                Endpoints::of_orphan(&orphan(url), &variables()).expect(url).api_url,
+                Endpoints::of_orphan(&orphan(url), &E2bConfig::default(), &variables())
+                    .expect(url)
+                    .api_url,
                 url
             );
         }

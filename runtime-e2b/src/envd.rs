@@ -3,13 +3,16 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use bytes::Bytes;
+use futures_util::{Stream, StreamExt as _};
 use http::HeaderName;
 use prost::Message;
 use runtime_core::retry::{Failure, Idempotency, Retrier};
 use runtime_core::{Error, ErrorKind, Result};
+use tokio::time::Instant;
 
 use crate::client::retrier;
 use crate::endpoints::ENVD_PORT;
@@ -29,6 +32,9 @@ const CALL_TIMEOUT: Duration = Duration::from_secs(65);
 
 /// How long a stream may take to say its first word.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(60);
+
+/// How long the end of an answer may take that has said all it has to say.
+const FINISH: Duration = Duration::from_secs(1);
 
 /// A stream that is silent for this long is dead.
 const SILENCE: Duration = Duration::from_secs(2 * KEEPALIVE.as_secs() + 20);
@@ -52,6 +58,8 @@ pub(crate) struct Envd {
     id: String,
     token: Option<String>,
     retrier: Retrier,
+    /// The box turned out to have no `setsid`.
+    lacks_setsid: AtomicBool,
 }
 
 impl fmt::Debug for Envd {
@@ -78,7 +86,18 @@ impl Envd {
             id,
             token,
             retrier: retrier()?,
+            lacks_setsid: AtomicBool::new(false),
         })
+    }
+
+    /// Whether the box turned out to have no `setsid`.
+    pub(crate) fn lacks_setsid(&self) -> bool {
+        self.lacks_setsid.load(Ordering::Relaxed)
+    }
+
+    /// It did.
+    pub(crate) fn set_lacks_setsid(&self) {
+        self.lacks_setsid.store(true, Ordering::Relaxed);
     }
 
     fn builder(&self, request: &Request) -> Result<reqwest::RequestBuilder> {
@@ -164,14 +183,51 @@ impl Envd {
                     return Err(error::unreadable("the stream", "its content type is none of Connect's").into());
                 }
                 Ok(Events {
-                    response,
+                    response: Some(response),
                     decoder: Decoder::default(),
+                    waiting_since: None,
                 })
             })
             .await;
         match opened {
             Ok(events) => Ok(events),
             Err(error) => Err(self.explain(error).await),
+        }
+    }
+
+    /// Streams input to a process: frames that follow the first, which names it. Returns when envd has written all of it,
+    /// however long the program takes to read it. Never repeated.
+    pub(crate) async fn stream_input(
+        &self,
+        pid: u32,
+        frames: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
+    ) -> Result<()> {
+        let first = futures_util::stream::iter([Ok(process::stream_input_start(pid))]);
+        let sent = async {
+            let body = reqwest::Body::wrap_stream(first.chain(frames));
+            let response = self.builder(&process::stream_input())?.body(body).send().await;
+            let response = response.map_err(error::transport)?;
+            let status = response.status().as_u16();
+            let body = response.bytes().await.map_err(error::transport)?;
+            if status != 200 {
+                return Err(answered(status, &body));
+            }
+            let mut decoder = Decoder::default();
+            decoder.push(body);
+            while let Some(frame) = decoder.next_frame().map_err(error::broken)? {
+                if frame.flags & END_OF_STREAM != 0 {
+                    return match rpc::parse_end(&frame.payload) {
+                        Ok(None) => Ok(()),
+                        Ok(Some(error)) => Err(error::rpc(&error).into()),
+                        Err(why) => Err(error::unreadable("the end of the stream", why).into()),
+                    };
+                }
+            }
+            Err(error::cut_short().into())
+        };
+        match sent.await {
+            Ok(()) => Ok(()),
+            Err(failure) => Err(self.explain(error::into_error(failure)).await),
         }
     }
 
@@ -186,7 +242,7 @@ impl Envd {
         self.stream("connect", Idempotency::Safe, &process::connect(pid)).await
     }
 
-    /// Kills the program whose start was given up before its id was known, if it was started: by a word in its arguments.
+    /// Kills the program whose start was given up before its id was known, if it was started: by a word in its label or its arguments.
     pub(crate) async fn kill_by_word(&self, word: &str) -> Result<()> {
         let request = rpc::unary(
             "process.Process/List",
@@ -196,9 +252,12 @@ impl Envd {
         );
         let listed: process::ListResponse = self.call("list processes", &request).await?;
         let has_word = |info: &process::ProcessInfo| {
-            info.config
-                .as_ref()
-                .is_some_and(|config| config.args.iter().any(|arg| arg == word))
+            let is_label = info.tag.as_deref() == Some(word);
+            is_label
+                || info
+                    .config
+                    .as_ref()
+                    .is_some_and(|config| config.args.iter().any(|arg| arg == word))
         };
         for found in listed.processes.iter().filter(|info| has_word(info)) {
             crate::process::kill_group(self, found.pid).await?;
@@ -405,11 +464,31 @@ pub(crate) const fn call_timeout() -> Duration {
 /// A stream of events of a process.
 #[derive(Debug)]
 pub(crate) struct Events {
-    response: reqwest::Response,
+    /// Until it is finished.
+    response: Option<reqwest::Response>,
     decoder: Decoder,
+    /// Since when something is awaited, over however many calls.
+    waiting_since: Option<Instant>,
 }
 
 impl Events {
+    /// Nothing is awaited for now, so the other side cannot be silent.
+    pub(crate) fn rest(&mut self) {
+        self.waiting_since = None;
+    }
+
+    /// Reads what is left behind the last event, which is next to nothing, in the background: a connection whose answer
+    /// was read to its end serves again.
+    pub(crate) fn finish(&mut self) {
+        let Some(mut response) = self.response.take() else {
+            return;
+        };
+        tokio::spawn(async move {
+            let rest = async { while let Ok(Some(_)) = response.chunk().await {} };
+            let _ = tokio::time::timeout(FINISH, rest).await;
+        });
+    }
+
     /// The next event; `None` after the stream has said that it is complete. Events that we do not know are passed over.
     /// Cancel safe.
     ///
@@ -420,6 +499,7 @@ impl Events {
         loop {
             while let Some(frame) = self.decoder.next_frame().map_err(error::broken)? {
                 if frame.flags & END_OF_STREAM != 0 {
+                    self.finish();
                     return match rpc::parse_end(&frame.payload) {
                         Ok(None) => Ok(None),
                         Ok(Some(error)) => Err(error::rpc(&error)),
@@ -432,8 +512,15 @@ impl Events {
                     return Ok(Some(event));
                 }
             }
-            let chunk = match tokio::time::timeout(SILENCE, self.response.chunk()).await {
-                Ok(Ok(chunk)) => chunk,
+            let since = *self.waiting_since.get_or_insert_with(Instant::now);
+            let Some(response) = self.response.as_mut() else {
+                return Err(error::cut_short());
+            };
+            let chunk = match tokio::time::timeout_at(since + SILENCE, response.chunk()).await {
+                Ok(Ok(chunk)) => {
+                    self.waiting_since = None;
+                    chunk
+                }
                 Ok(Err(broken)) => return Err(error::into_error(error::transport(broken))),
                 Err(_) => return Err(error::silent()),
             };

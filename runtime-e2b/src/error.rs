@@ -164,9 +164,16 @@ pub(crate) fn transport(error: reqwest::Error) -> Failure {
     let error = error.without_url();
     let mut text = error.to_string();
     let mut source = std::error::Error::source(&error);
+    let mut untrusted = false;
     while let Some(cause) = source {
         text = format!("{text}: {cause}");
+        untrusted |= is_untrusted(cause);
         source = cause.source();
+    }
+    if untrusted {
+        // Another attempt would meet the same one.
+        let message = format!("the certificate of the other side is not trusted: {text}");
+        return Failure::unsent(Error::new(ErrorKind::Unavailable, message).with_retry(Retry::Permanent));
     }
     if error.is_connect() {
         return Failure::unsent(Error::new(ErrorKind::Unavailable, format!("no connection: {text}")));
@@ -182,6 +189,16 @@ pub(crate) fn transport(error: reqwest::Error) -> Failure {
     Error::new(ErrorKind::ConnectionLost, format!("the connection broke: {text}"))
         .with_retry(Retry::Temporary)
         .into()
+}
+
+/// Whether TLS refused the other side's certificate.
+fn is_untrusted(cause: &(dyn std::error::Error + 'static)) -> bool {
+    let mut cause = cause;
+    // It may be wrapped more than once, and such an error's source is that of what it wraps.
+    while let Some(wrapped) = cause.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref) {
+        cause = wrapped;
+    }
+    matches!(cause.downcast_ref(), Some(rustls::Error::InvalidCertificate(_)))
 }
 
 /// The error alone, where nothing is tried again.

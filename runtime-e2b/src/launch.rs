@@ -1,9 +1,13 @@
 //! How a program is started in a box: the few words of shell before it, and what they say.
 //!
 //! envd starts an argument vector as it is, but it neither says whether the program exists (only that a shell exited with
-//! 127) nor gives it a process group of its own. So a launcher looks the program up as `execvp` would, says on standard
+//! 127) nor gives it a process group of its own. So, for a live process, a launcher looks the program up as `execvp` would, says on standard
 //! error whether it can be run, and replaces itself by it under `setsid`, which keeps the process id and makes it a
 //! group's. What it says begins with a random word, so that what a shell or a profile printed before is told apart.
+//!
+//! A command that is run to its end needs no word at its start: `setsid` alone is put before it, and only when it ends
+//! with one of the two codes of a program that cannot be started, a question asked afterwards tells which it was. That
+//! saves the box the start of a shell for each command.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -64,11 +68,17 @@ const PATH_VARIABLE: &str = "VF_RUNTIME_PATH";
 const RESTORE_PATH: &str = "set +x\nif [ -n \"${VF_RUNTIME_PATH+x}\" ]; then PATH=$VF_RUNTIME_PATH; export PATH; unset \
                             VF_RUNTIME_PATH; fi\n";
 
+/// Gives a program a process group of its own and becomes it. It is there in every distribution that templates are built
+/// from.
+const SETSID: &str = "/usr/bin/setsid";
+
 /// What a program is started as.
 #[derive(Debug, Clone, Copy)]
 pub(crate) enum Mode<'a> {
     /// The process of the stream.
     Live,
+    /// The process of the stream, without anything that tells how its start went.
+    Direct,
     /// A server that outlives it, with its output in this file.
     Background { log: &'a str },
     /// A program whose output and status are files below this directory.
@@ -83,6 +93,42 @@ pub(crate) struct Launch {
     pub(crate) word: String,
     /// Whether the word comes on standard output too.
     pub(crate) on_stdout: bool,
+    /// Whether it says how the start went.
+    pub(crate) says: bool,
+}
+
+/// What kept a program from being started, as asked afterwards.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Refusal {
+    /// Nothing: the code was its own.
+    None,
+    /// It is one that [`refused`] tells.
+    Program(Verdict),
+    /// There is no `setsid`.
+    NoSetsid,
+}
+
+/// The program that asks why another one could not be started. It is to be run where that one would have been.
+pub(crate) fn asking(exec: &Exec) -> Exec {
+    let script = format!("{LOOK_UP}[ -x {SETSID} ] || r=s\nprintf %s \"$r\"\n");
+    let program = exec.argv.first().cloned().unwrap_or_default();
+    Exec {
+        argv: vec!["/bin/sh".into(), "-c".into(), script.into(), "sh".into(), program],
+        env: exec.env.clone(),
+        workdir: exec.workdir.clone(),
+        stdin: StdinMode::Null,
+    }
+}
+
+/// What [`asking`] printed.
+pub(crate) fn answered(said: &[u8]) -> Option<Refusal> {
+    match said {
+        b"+" => Some(Refusal::None),
+        b"f" => Some(Refusal::Program(Verdict::NotFound)),
+        b"x" => Some(Refusal::Program(Verdict::NotExecutable)),
+        b"s" => Some(Refusal::NoSetsid),
+        _ => None,
+    }
 }
 
 impl Launch {
@@ -98,6 +144,29 @@ impl Launch {
             let utf8 = |text: &std::ffi::OsStr| text.to_str().map(str::to_owned).ok_or_else(|| not_utf8(field()));
             envs.insert(utf8(name)?, utf8(value)?);
         }
+        if matches!(mode, Mode::Direct) {
+            let args = exec.argv.iter().enumerate().map(|(index, arg)| {
+                let arg = arg.to_str().ok_or_else(|| not_utf8(format!("argv[{index}]")))?;
+                Ok(arg.to_owned())
+            });
+            let message = StartRequest {
+                process: Some(ProcessConfig {
+                    cmd: SETSID.to_owned(),
+                    args: args.collect::<Result<_>>()?,
+                    envs,
+                    cwd: Some(path_text(&exec.workdir, "workdir")?.to_owned()),
+                }),
+                stdin: Some(exec.stdin == StdinMode::Piped),
+                tag: Some(word.clone()),
+                ..StartRequest::default()
+            };
+            return Ok(Self {
+                message,
+                word,
+                on_stdout: false,
+                says: false,
+            });
+        }
         let mut script = String::new();
         if login_shell {
             script.push_str(RESTORE_PATH);
@@ -109,7 +178,7 @@ impl Launch {
         script.push_str("t=$1 l=$2 g=$3 b=$3 n=$4; shift 4\n");
         script.push_str(LOOK_UP);
         let (third, fourth) = match mode {
-            Mode::Live => {
+            Mode::Live | Mode::Direct => {
                 script.push_str(SAY);
                 script.push_str(BECOME);
                 ("", "")
@@ -152,7 +221,7 @@ impl Launch {
                 words.extend(args);
                 ("/bin/sh", words)
             }
-            Mode::Live | Mode::Background { .. } => (shell, args),
+            Mode::Live | Mode::Direct | Mode::Background { .. } => (shell, args),
         };
         let message = StartRequest {
             process: Some(ProcessConfig {
@@ -168,6 +237,7 @@ impl Launch {
             message,
             word,
             on_stdout: login_shell,
+            says: true,
         })
     }
 }
@@ -215,7 +285,7 @@ impl Beginning {
             stderr: Vec::new(),
             stdout: Vec::new(),
             wants_stdout: launch.on_stdout,
-            verdict: None,
+            verdict: (!launch.says).then_some(Verdict::Runs),
             stdout_begun: !launch.on_stdout,
         }
     }

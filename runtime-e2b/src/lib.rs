@@ -26,7 +26,7 @@
 //! # What it cannot do
 //! - Arguments, variables and file names are UTF-8.
 //! - Stdout and stderr of a live process share a connection: one that is not read holds the other back once it has grown
-//!   to 16 MiB.
+//!   to 8 MiB.
 //! - The status of a durable program comes from a shell: an exit code of 129 to 192 reads as a signal.
 //! - The variables of the image, `PATH` among them, are not those of programs; pass what is needed, or turn on
 //!   [`login_shell`](E2bConfig::login_shell).

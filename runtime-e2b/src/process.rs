@@ -1,39 +1,32 @@
 //! Live processes: one stream of envd, split into two pipes with bounded memory.
 
-use std::collections::VecDeque;
-use std::io;
+mod exit;
+mod pipes;
+mod stdin;
+
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll, Waker};
+use std::sync::{Arc, Mutex};
+use std::task::Poll;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use bytes::{Buf as _, Bytes};
-use runtime_core::retry::Idempotency;
 use runtime_core::{
-    Error, ErrorKind, Exec, ExitStatus, Process, ProcessControl, ProcessStderr, ProcessStdin, ProcessStdout, Result,
-    Signal,
+    Collect, Error, ErrorKind, Exec, ExitStatus, Output, Process, ProcessControl, ProcessStderr, ProcessStdout, Result,
+    Signal, collect,
 };
-use tokio::io::{AsyncRead, AsyncReadExt as _, ReadBuf};
+use tokio::io::AsyncReadExt as _;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::envd::{Envd, Events, call_timeout};
+use crate::envd::{Envd, Events};
 use crate::error;
-use crate::launch::{self, Beginning, Launch, Mode};
+use crate::launch::{self, Beginning, Launch, Mode, Refusal};
 use crate::watch::Watch;
-use crate::wire::process::{self as wire, Empty, EndEvent, Event, Output, SignalKind};
-
-/// Unread bytes of a stream at which envd, and so the program, is held back. More than a pipe holds, so that a program
-/// whose output would fit into one ends without a reader.
-const HOLD: usize = 128 << 10;
-
-/// Unread bytes of a stream at which it is held back even while the other stream's reader waits for more. Both share a
-/// connection, so somebody has to give way.
-const HOLD_STARVING: usize = 16 << 20;
-
-/// Bytes that are sent to standard input at once.
-const INPUT_CHUNK: usize = 64 << 10;
+use crate::wire::process::{self as wire, Empty, Event, SignalKind};
+pub(crate) use exit::exit_status;
+#[cfg(feature = "emulator")]
+pub(crate) use exit::signal_name;
+use pipes::{Pipes, Reader, Which, lock};
 
 /// How long a program may take to get past its launcher.
 const BEGIN_TIMEOUT: Duration = Duration::from_secs(60);
@@ -53,83 +46,6 @@ const LET_GO: Duration = Duration::from_secs(10);
 /// Signals a group by its leader, or the leader alone where it could not be made one.
 const SIGNAL_GROUP: &str =
     r#"kill -s "$1" -- "-$2" 2>/dev/null || kill -s "$1" -- "$2" 2>/dev/null || [ ! -d "/proc/$2" ]"#;
-
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
-/// The status of an ended program.
-pub(crate) fn exit_status(end: &EndEvent) -> Result<ExitStatus> {
-    if let Some(name) = end.status.strip_prefix("signal: ") {
-        let name = name.trim_end_matches(" (core dumped)");
-        return match signal_number(name) {
-            Some(number) => Ok(ExitStatus::signaled(number)),
-            None => Err(error::unreadable(
-                "the end of the program",
-                format_args!("unknown signal {name:?}"),
-            )),
-        };
-    }
-    if end.exited || end.status.starts_with("exit status ") {
-        return Ok(ExitStatus::exited(end.exit_code));
-    }
-    Err(error::unreadable(
-        "the end of the program",
-        format_args!("it says {:?}", end.status),
-    ))
-}
-
-/// Signals by the names that envd's language gives them.
-const SIGNALS: [(&str, i32); 31] = [
-    ("hangup", 1),
-    ("interrupt", 2),
-    ("quit", 3),
-    ("illegal instruction", 4),
-    ("trace/breakpoint trap", 5),
-    ("aborted", 6),
-    ("bus error", 7),
-    ("floating point exception", 8),
-    ("killed", 9),
-    ("user defined signal 1", 10),
-    ("segmentation fault", 11),
-    ("user defined signal 2", 12),
-    ("broken pipe", 13),
-    ("alarm clock", 14),
-    ("terminated", 15),
-    ("stack fault", 16),
-    ("child exited", 17),
-    ("continued", 18),
-    ("stopped (signal)", 19),
-    ("stopped", 20),
-    ("stopped (tty input)", 21),
-    ("stopped (tty output)", 22),
-    ("urgent I/O condition", 23),
-    ("CPU time limit exceeded", 24),
-    ("file size limit exceeded", 25),
-    ("virtual timer expired", 26),
-    ("profiling timer expired", 27),
-    ("window changed", 28),
-    ("I/O possible", 29),
-    ("power failure", 30),
-    ("bad system call", 31),
-];
-
-fn signal_number(name: &str) -> Option<i32> {
-    let known = SIGNALS
-        .iter()
-        .find(|(known, _)| *known == name)
-        .map(|(_, number)| *number);
-    known.or_else(|| name.strip_prefix("signal ")?.parse().ok())
-}
-
-/// The name that envd's language gives a signal.
-#[cfg(feature = "emulator")]
-pub(crate) fn signal_name(number: i32) -> String {
-    match SIGNALS.iter().find(|(_, known)| *known == number) {
-        Some((name, _)) => (*name).to_owned(),
-        None => format!("signal {number}"),
-    }
-}
 
 /// Signals the group of a program.
 pub(crate) async fn signal_group(envd: &Envd, pid: u32, signal: Signal) -> Result<()> {
@@ -215,9 +131,9 @@ async fn read_beginning(events: &mut Events, launch: &Launch, exec: &Exec) -> Re
         match events.next().await? {
             Some(Event::Start(start)) => pid = Some(start.pid),
             Some(Event::Data(data)) => match data.output {
-                Some(Output::Stdout(bytes)) => beginning.stdout(&bytes),
-                Some(Output::Stderr(bytes)) => beginning.stderr(&bytes),
-                Some(Output::Pty(_)) | None => {}
+                Some(wire::Output::Stdout(bytes)) => beginning.stdout(&bytes),
+                Some(wire::Output::Stderr(bytes)) => beginning.stderr(&bytes),
+                Some(wire::Output::Pty(_)) | None => {}
             },
             Some(Event::End(end)) => ended = Some(end),
             Some(Event::Keepalive(_)) => {}
@@ -268,151 +184,6 @@ fn explain_start(error: Error, exec: &Exec) -> Error {
         .with_source(error);
     }
     error
-}
-
-/// One of the two pipes.
-#[derive(Debug, Default)]
-struct Pipe {
-    chunks: VecDeque<Bytes>,
-    length: usize,
-    /// Nothing more comes; an error is told once.
-    closed: bool,
-    failure: Option<Error>,
-    /// The reader waits for bytes.
-    reader: Option<Waker>,
-    /// The reader is gone, so what comes is thrown away.
-    abandoned: bool,
-}
-
-impl Pipe {
-    fn push(&mut self, bytes: Bytes) {
-        if self.abandoned || bytes.is_empty() {
-            return;
-        }
-        self.length += bytes.len();
-        self.chunks.push_back(bytes);
-        self.wake();
-    }
-
-    fn wake(&mut self) {
-        if let Some(reader) = self.reader.take() {
-            reader.wake();
-        }
-    }
-
-    fn close(&mut self, failure: Option<Error>) {
-        self.closed = true;
-        self.failure = failure;
-        self.wake();
-    }
-
-    fn is_starving(&self) -> bool {
-        self.length == 0 && self.reader.is_some()
-    }
-}
-
-#[derive(Debug, Default)]
-struct Pipes {
-    stdout: Pipe,
-    stderr: Pipe,
-    /// The task that fills them, while it is held back.
-    pump: Option<Waker>,
-    /// The program is at its end, so nobody is held back any more.
-    draining: bool,
-}
-
-impl Pipes {
-    /// Lets everything in that is still to come.
-    fn drain(&mut self) {
-        self.draining = true;
-        self.wake_pump();
-    }
-
-    fn may_fill(&self) -> bool {
-        if self.draining {
-            return true;
-        }
-        let holds =
-            |full: &Pipe, other: &Pipe| full.length >= HOLD_STARVING || (full.length >= HOLD && !other.is_starving());
-        !holds(&self.stdout, &self.stderr) && !holds(&self.stderr, &self.stdout)
-    }
-
-    fn wake_pump(&mut self) {
-        if let Some(pump) = self.pump.take() {
-            pump.wake();
-        }
-    }
-}
-
-#[derive(Debug, Clone, Copy)]
-enum Which {
-    Stdout,
-    Stderr,
-}
-
-/// The reading end of one pipe.
-struct Reader {
-    pipes: Arc<Mutex<Pipes>>,
-    which: Which,
-}
-
-impl Reader {
-    fn pipe(pipes: &mut Pipes, which: Which) -> &mut Pipe {
-        match which {
-            Which::Stdout => &mut pipes.stdout,
-            Which::Stderr => &mut pipes.stderr,
-        }
-    }
-}
-
-impl AsyncRead for Reader {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let mut pipes = lock(&self.pipes);
-        let pipe = Self::pipe(&mut pipes, self.which);
-        if buf.remaining() == 0 {
-            return Poll::Ready(Ok(()));
-        }
-        if let Some(chunk) = pipe.chunks.front_mut() {
-            let count = chunk.len().min(buf.remaining());
-            buf.put_slice(&chunk[..count]);
-            chunk.advance(count);
-            if chunk.is_empty() {
-                pipe.chunks.pop_front();
-            }
-            pipe.length -= count;
-            if pipe.chunks.is_empty() {
-                // An idle process keeps nothing.
-                pipe.chunks = VecDeque::new();
-            }
-            pipes.wake_pump();
-            return Poll::Ready(Ok(()));
-        }
-        if pipe.closed {
-            return match pipe.failure.take() {
-                Some(failure) => Poll::Ready(Err(io::Error::other(failure))),
-                None => Poll::Ready(Ok(())),
-            };
-        }
-        let known = pipe.reader.as_ref().is_some_and(|reader| reader.will_wake(cx.waker()));
-        if !known {
-            pipe.reader = Some(cx.waker().clone());
-        }
-        // The other pipe may be full, and may grow further now that somebody waits for this one.
-        pipes.wake_pump();
-        Poll::Pending
-    }
-}
-
-impl Drop for Reader {
-    fn drop(&mut self) {
-        let mut pipes = lock(&self.pipes);
-        let pipe = Self::pipe(&mut pipes, self.which);
-        pipe.abandoned = true;
-        pipe.chunks = VecDeque::new();
-        pipe.length = 0;
-        pipe.reader = None;
-        pipes.wake_pump();
-    }
 }
 
 type Ended = Option<Result<ExitStatus>>;
@@ -483,9 +254,61 @@ impl ProcessControl for Control {
     }
 }
 
-/// Starts a live process. Driven to its end by a task of its own: when nobody waits for it any more, it is killed.
+/// Starts a live process.
 pub(crate) async fn spawn(envd: Arc<Envd>, watch: Arc<Watch>, exec: Exec, login_shell: bool) -> Result<Process> {
     let launch = Launch::new(&exec, Mode::Live, login_shell)?;
+    start(envd, watch, exec, launch).await
+}
+
+/// Runs a command to its end. Whether it could be started is asked only when its code says that perhaps it was not.
+pub(crate) async fn run(
+    envd: Arc<Envd>,
+    watch: Arc<Watch>,
+    exec: Exec,
+    options: Collect,
+    login_shell: bool,
+) -> Result<Output> {
+    // What is streamed cannot be taken back, so it must be known to be the program's own.
+    if login_shell || options.sink.is_some() || envd.lacks_setsid() {
+        return collect(spawn(envd, watch, exec, login_shell).await?, options).await;
+    }
+    let launch = Launch::new(&exec, Mode::Direct, login_shell)?;
+    let (argv, again) = (
+        exec.clone(),
+        Collect {
+            stdin: options.stdin.clone(),
+            timeout: options.timeout,
+            output_limit: options.output_limit,
+            sink: None,
+        },
+    );
+    let process = start(envd.clone(), watch.clone(), exec, launch).await?;
+    let output = collect(process, options).await?;
+    if !matches!(output.status.code(), Some(126 | 127)) {
+        return Ok(output);
+    }
+    let question = launch::asking(&argv);
+    let launch = Launch::new(&question, Mode::Live, false)?;
+    let (_, said, _) = read_out(start(envd.clone(), watch.clone(), question, launch).await?, 16).await?;
+    match launch::answered(&said) {
+        Some(Refusal::None) => Ok(output),
+        Some(Refusal::Program(verdict)) => match launch::refused(verdict, &argv) {
+            Some(refused) => Err(refused),
+            None => Ok(output),
+        },
+        Some(Refusal::NoSetsid) => {
+            envd.set_lacks_setsid();
+            collect(spawn(envd, watch, argv, false).await?, again).await
+        }
+        None => Err(error::unreadable(
+            "why the program ended",
+            format_args!("the question is answered with {:?}", String::from_utf8_lossy(&said)),
+        )),
+    }
+}
+
+/// Starts a process, driven to its end by a task of its own: when nobody waits for it any more, it is killed.
+async fn start(envd: Arc<Envd>, watch: Arc<Watch>, exec: Exec, launch: Launch) -> Result<Process> {
     let started = tokio::spawn(async move {
         let begun = match begin(&envd, &exec, &launch).await {
             Ok(begun) => begun,
@@ -522,7 +345,7 @@ fn attach(envd: Arc<Envd>, watch: Arc<Watch>, begun: Begun, has_stdin: bool) -> 
         pipes: pipes.clone(),
     };
     tokio::spawn(pump.run(begun.events, sender));
-    let stdin = has_stdin.then(|| feed(envd.clone(), begun.pid, ended.clone()));
+    let stdin = has_stdin.then(|| stdin::feed(envd.clone(), begun.pid, ended.clone()));
     let reader = |which| Reader {
         pipes: pipes.clone(),
         which,
@@ -615,13 +438,16 @@ impl Pump {
                     quiet_look = FIRST_LOOK;
                     let mut pipes = lock(&self.pipes);
                     match data.output {
-                        Some(Output::Stdout(bytes)) => pipes.stdout.push(bytes),
-                        Some(Output::Stderr(bytes)) => pipes.stderr.push(bytes),
-                        Some(Output::Pty(_)) | None => {}
+                        Some(wire::Output::Stdout(bytes)) => pipes.stdout.push(bytes),
+                        Some(wire::Output::Stderr(bytes)) => pipes.stderr.push(bytes),
+                        Some(wire::Output::Pty(_)) | None => {}
                     }
                 }
                 // Both pipes are at their end, and the last frame tells nothing more.
-                Some(Event::End(end)) => return exit_status(&end),
+                Some(Event::End(end)) => {
+                    events.finish();
+                    return exit_status(&end);
+                }
                 Some(Event::Start(_) | Event::Keepalive(_)) => {}
                 None => return Err(error::unreadable("the stream", "it is complete, but has no end")),
             }
@@ -630,7 +456,11 @@ impl Pump {
 
     /// The next event, once there is room for it. Cancel safe.
     async fn next(&self, events: &mut Events) -> Result<Option<Event>> {
-        self.room().await;
+        if !lock(&self.pipes).may_fill() {
+            // It is not the other side that is silent.
+            events.rest();
+            self.room().await;
+        }
         events.next().await
     }
 
@@ -670,74 +500,6 @@ async fn answer<F: Future>(asked: &mut Option<Pin<Box<F>>>) -> F::Output {
     }
 }
 
-/// Standard input: a pipe to a task that sends it on, one piece at a time, as calls have no order among themselves.
-fn feed(envd: Arc<Envd>, pid: u32, mut ended: watch::Receiver<Ended>) -> ProcessStdin {
-    let (ours, theirs) = tokio::io::duplex(INPUT_CHUNK);
-    tokio::spawn(async move {
-        let send = async {
-            let mut ours = ours;
-            loop {
-                let mut piece = bytes::BytesMut::with_capacity(0);
-                // An idle process holds no buffer: it is made when there is something to put in.
-                std::future::poll_fn(|cx| poll_readable(&mut ours, &mut piece, cx)).await?;
-                if piece.is_empty() {
-                    break;
-                }
-                let request = wire::send_input(pid, piece.freeze());
-                // No time limit: a program that does not read holds the call.
-                let sent: Result<Empty> = envd
-                    .unary("write stdin", Idempotency::OnlyIfUnsent, &request, None)
-                    .await;
-                sent.map_err(io::Error::other)?;
-            }
-            let closed: Result<Empty> = envd
-                .unary(
-                    "close stdin",
-                    Idempotency::Safe,
-                    &wire::close_stdin(pid),
-                    Some(call_timeout()),
-                )
-                .await;
-            closed.map_err(io::Error::other)?;
-            Ok::<(), io::Error>(())
-        };
-        tokio::select! {
-            sent = send => if let Err(error) = sent {
-                // The reading end goes with this task, so the writer's pipe breaks. The end of the program says the rest.
-                tracing::debug!(%error, pid, "e2b: standard input ends");
-            },
-            _ = ended.wait_for(Option::is_some) => {}
-        }
-    });
-    ProcessStdin::new(theirs)
-}
-
-/// Reads what is there into a buffer that is made for it.
-fn poll_readable(
-    reader: &mut (impl AsyncRead + Unpin),
-    piece: &mut bytes::BytesMut,
-    cx: &mut Context<'_>,
-) -> Poll<io::Result<()>> {
-    let mut scratch = [std::mem::MaybeUninit::uninit(); 8 << 10];
-    loop {
-        let mut buf = ReadBuf::uninit(&mut scratch);
-        match Pin::new(&mut *reader).poll_read(cx, &mut buf) {
-            Poll::Ready(Ok(())) => {
-                if buf.filled().is_empty() {
-                    return Poll::Ready(Ok(()));
-                }
-                piece.extend_from_slice(buf.filled());
-                if piece.len() + scratch.len() > INPUT_CHUNK {
-                    return Poll::Ready(Ok(()));
-                }
-            }
-            Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-            Poll::Pending if piece.is_empty() => return Poll::Pending,
-            Poll::Pending => return Poll::Ready(Ok(())),
-        }
-    }
-}
-
 /// Reads a process to its end into memory, at most `limit` bytes of its standard output; with the first of its standard
 /// error for a message.
 pub(crate) async fn read_out(mut process: Process, limit: u64) -> Result<(ExitStatus, Vec<u8>, Vec<u8>)> {
@@ -751,92 +513,4 @@ pub(crate) async fn read_out(mut process: Process, limit: u64) -> Result<(ExitSt
     }
     let status = process.wait().await?;
     Ok((status, out, err))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn end(code: i32, exited: bool, status: &str) -> EndEvent {
-        EndEvent {
-            exit_code: code,
-            exited,
-            status: status.to_owned(),
-            error: None,
-        }
-    }
-
-    #[test]
-    fn an_end_is_a_code_or_a_signal_and_never_made_up() {
-        assert_eq!(
-            exit_status(&end(0, true, "exit status 0")).expect("ended"),
-            ExitStatus::exited(0)
-        );
-        assert_eq!(
-            exit_status(&end(137, true, "exit status 137")).expect("ended"),
-            ExitStatus::exited(137)
-        );
-        assert_eq!(
-            exit_status(&end(-1, false, "signal: killed")).expect("ended"),
-            ExitStatus::signaled(9)
-        );
-        let dumped = end(-1, false, "signal: segmentation fault (core dumped)");
-        assert_eq!(exit_status(&dumped).expect("ended"), ExitStatus::signaled(11));
-        assert_eq!(
-            exit_status(&end(-1, false, "signal: signal 34")).expect("ended"),
-            ExitStatus::signaled(34)
-        );
-        assert_eq!(
-            exit_status(&end(0, false, "")).expect_err("says nothing").kind(),
-            ErrorKind::Protocol
-        );
-        assert_eq!(
-            exit_status(&end(-1, false, "signal: odd")).expect_err("unknown").kind(),
-            ErrorKind::Protocol
-        );
-    }
-
-    #[tokio::test]
-    async fn a_full_pipe_holds_unless_the_other_reader_waits() {
-        let pipes = Arc::new(Mutex::new(Pipes::default()));
-        let mut stdout = Reader {
-            pipes: pipes.clone(),
-            which: Which::Stdout,
-        };
-        let stderr = Reader {
-            pipes: pipes.clone(),
-            which: Which::Stderr,
-        };
-        lock(&pipes).stderr.push(Bytes::from(vec![0; HOLD]));
-        assert!(!lock(&pipes).may_fill());
-        let mut byte = [0];
-        let waits = std::future::poll_fn(|cx| {
-            let mut buf = ReadBuf::new(&mut byte);
-            Poll::Ready(Pin::new(&mut stdout).poll_read(cx, &mut buf).is_pending())
-        });
-        assert!(waits.await);
-        assert!(lock(&pipes).may_fill(), "the reader of the other pipe waits");
-        lock(&pipes).stderr.push(Bytes::from(vec![0; HOLD_STARVING]));
-        assert!(!lock(&pipes).may_fill(), "memory is bounded all the same");
-        drop(stderr);
-        assert!(lock(&pipes).may_fill(), "nobody reads it any more");
-    }
-
-    #[tokio::test]
-    async fn a_failure_is_told_once_on_each_pipe() {
-        let pipes = Arc::new(Mutex::new(Pipes::default()));
-        let mut stdout = Reader {
-            pipes: pipes.clone(),
-            which: Which::Stdout,
-        };
-        lock(&pipes).stdout.push(Bytes::from_static(b"ab"));
-        lock(&pipes)
-            .stdout
-            .close(Some(Error::new(ErrorKind::SandboxGone, "gone")));
-        let mut read = Vec::new();
-        let error = stdout.read_to_end(&mut read).await.expect_err("told");
-        assert_eq!(runtime_core::stream_error("x", error).kind(), ErrorKind::SandboxGone);
-        assert_eq!(read, b"ab");
-        assert_eq!(stdout.read_to_end(&mut read).await.expect("at its end"), 0);
-    }
 }

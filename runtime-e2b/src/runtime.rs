@@ -279,27 +279,42 @@ fn at_least(version: &str, oldest: [u32; 3]) -> bool {
     parts >= oldest
 }
 
-/// Deletes every box with this label.
-async fn delete_labelled(api: &ControlPlane, label: (&str, &str)) -> Result<()> {
-    for found in api.list(&[RUNTIME_LABEL, label]).await? {
+/// Deletes every box with these labels. Says whether there was one.
+async fn delete_labelled(api: &ControlPlane, labels: &[(&str, &str)]) -> Result<bool> {
+    let mut any = false;
+    let wanted = [&[RUNTIME_LABEL], labels].concat();
+    for found in api.list(&wanted).await? {
         // A control plane that does not know the filter would list the boxes of others.
-        if found.metadata.get(label.0).is_some_and(|value| value == label.1) {
+        let has = |(name, value): &(&str, &str)| found.metadata.get(*name).is_some_and(|found| found == value);
+        if wanted.iter().all(has) {
             api.kill(&found.sandbox_id).await?;
+            any = true;
         }
     }
-    Ok(())
+    Ok(any)
 }
 
 /// Deletes the box of a dead owner.
 pub(crate) async fn delete_orphan(endpoints: Endpoints, orphan: &Orphan) -> Result<()> {
     let api = ControlPlane::new(endpoints)?;
-    match &orphan.id {
-        Some(id) => api.kill(id).await,
-        None => match orphan.context.get(CREATE_LABEL) {
-            Some(key) => delete_labelled(&api, (CREATE_LABEL, key)).await,
-            None => delete_labelled(&api, (NAME_LABEL, &orphan.name)).await,
-        },
+    if let Some(id) = &orphan.id {
+        return api.kill(id).await;
     }
+    let by_name = [(NAME_LABEL, orphan.name.as_str()), (RUN_LABEL, &orphan.run_scope)];
+    let by_key = orphan
+        .context
+        .get(CREATE_LABEL)
+        .map(|key| [(CREATE_LABEL, key.as_str())]);
+    let labels = by_key.as_ref().map_or(&by_name[..], |by_key| &by_key[..]);
+    // Its owner may have died right after it asked, and the box comes all the same.
+    for delay in SEARCH {
+        tokio::time::sleep(delay).await;
+        if delete_labelled(&api, labels).await? && by_key.is_some() {
+            // A key makes one box.
+            break;
+        }
+    }
+    Ok(())
 }
 
 #[async_trait]
@@ -359,7 +374,9 @@ impl Runtime for E2bRuntime {
                 }
                 (Creation::NotSent | Creation::Refused, None) => Ok(()),
                 (Creation::Sent | Creation::Unknown, None) => {
-                    delete_labelled(&self.api, (CREATE_LABEL, &self.create_key)).await
+                    delete_labelled(&self.api, &[(CREATE_LABEL, &self.create_key)])
+                        .await
+                        .map(drop)
                 }
             }
         };
@@ -376,6 +393,16 @@ impl Runtime for E2bRuntime {
     async fn spawn(&self, exec: Exec) -> Result<Process> {
         let live = self.live()?;
         process::spawn(live.envd, live.watch, exec, self.config.login_shell).await
+    }
+
+    async fn run(&self, exec: Exec, options: Collect) -> Result<Output> {
+        let live = self.live()?;
+        let mut exec = exec;
+        exec.stdin = match options.stdin {
+            Some(_) => StdinMode::Piped,
+            None => StdinMode::Null,
+        };
+        process::run(live.envd, live.watch, exec, options, self.config.login_shell).await
     }
 
     async fn run_program(&self, exec: Exec, options: Collect) -> Result<Output> {

@@ -25,6 +25,8 @@ type Answer = Option<Arc<HashSet<u32>>>;
 pub(crate) struct Watch {
     envd: Arc<Envd>,
     open: Mutex<Option<Question>>,
+    /// One look at a time: whoever asks meanwhile is served by the next.
+    turn: tokio::sync::Mutex<()>,
 }
 
 #[derive(Debug)]
@@ -38,6 +40,7 @@ impl Watch {
         Arc::new(Self {
             envd,
             open: Mutex::new(None),
+            turn: tokio::sync::Mutex::new(()),
         })
     }
 
@@ -69,6 +72,7 @@ impl Watch {
 async fn look(watch: Weak<Watch>) {
     tokio::time::sleep(GATHER).await;
     let Some(watch) = watch.upgrade() else { return };
+    let _turn = watch.turn.lock().await;
     let question = watch.open.lock().unwrap_or_else(PoisonError::into_inner).take();
     let Some(question) = question else { return };
     let pids: Vec<String> = question.pids.iter().map(u32::to_string).collect();

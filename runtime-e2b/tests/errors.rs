@@ -173,10 +173,163 @@ async fn a_broken_stream_is_a_lost_connection_once_on_each_pipe_and_the_program_
         process.wait().await.expect_err("unknown").kind(),
         ErrorKind::ConnectionLost
     );
-    let pid = sandbox.read("pid").await.expect("written");
-    let pid = String::from_utf8_lossy(&pid).trim().to_owned();
-    let alive = sandbox.run(["sh", "-c", &format!("kill -0 {pid}")]).await.expect("ran");
-    assert_eq!(alive.code(), Some(1), "it must not run on unwatched");
+    gone(&sandbox).await;
+    sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
+async fn a_stream_that_falls_silent_is_a_lost_connection_and_the_program_is_killed() {
+    let provider = provider!();
+    let sandbox = provider.sandbox().await;
+    provider
+        .emulator
+        .inject(Fault::new("POST /process.Process/Start", 1, Action::StallFrames(3)));
+    let script = "echo $$ >pid; echo up; while :; do echo more; sleep 0.05; done";
+    let mut process = sandbox.spawn(["sh", "-c", script]).await.expect("started");
+    let mut up = [0; 3];
+    let mut stdout = process.stdout.take().expect("not taken");
+    stdout.read_exact(&mut up).await.expect("printed");
+    silence().await;
+    let error = stdout.read_to_end(&mut Vec::new()).await.expect_err("silent");
+    assert_eq!(runtime_core::stream_error("x", error).kind(), ErrorKind::ConnectionLost);
+    let error = process.wait().await.expect_err("unknown");
+    assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+    assert!(error.message().contains("silent"), "{error}");
+    gone(&sandbox).await;
+    sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
+async fn a_durable_program_whose_stream_falls_silent_is_taken_up_by_another() {
+    let provider = provider!();
+    let sandbox = provider.sandbox().await;
+    provider
+        .emulator
+        .inject(Fault::new("POST /process.Process/Start", 1, Action::StallFrames(2)));
+    let view = sandbox.view();
+    let script = "echo $$ >pid; until [ -e go ]; do sleep 0.05; done; exit 3";
+    let running = tokio::spawn(async move { view.run_program(["sh", "-c", script]).await });
+    written(&sandbox, "pid").await;
+    silence().await;
+    while !provider
+        .emulator
+        .requests()
+        .iter()
+        .any(|line| line.contains("/Connect"))
+    {
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    sandbox.write("go", "").await.expect("written");
+    let output = running.await.expect("joined").expect("taken up");
+    assert_eq!(output.code(), Some(3));
+    sandbox.stop().await.expect("stopped");
+}
+
+/// Waits until the program that wrote its id to `pid` is gone: a killed one is there until it is reaped.
+async fn gone(sandbox: &runtime_core::Sandbox) {
+    let script = "i=0; while [ $i -lt 600 ]; do kill -0 \"$(cat pid)\" 2>/dev/null || exit 0; sleep 0.05; i=$((i + 1)); done; exit 1";
+    let gone = sandbox.run(["sh", "-c", script]).await.expect("ran");
+    assert!(gone.success(), "it must not run on unwatched");
+}
+
+/// The content of a file, once it has one.
+async fn written(sandbox: &runtime_core::Sandbox, path: &str) -> String {
+    loop {
+        match sandbox.read(path).await {
+            Ok(content) if !content.is_empty() => return String::from_utf8_lossy(&content).trim().to_owned(),
+            _ => tokio::time::sleep(Duration::from_millis(20)).await,
+        }
+    }
+}
+
+/// Lets more time pass than a stream may be silent for, in steps that are far shorter than that.
+async fn silence() {
+    tokio::time::pause();
+    for _ in 0..14 {
+        tokio::time::advance(Duration::from_secs(10)).await;
+        // What became due is done in real time.
+        tokio::time::resume();
+        tokio::time::sleep(Duration::from_millis(20)).await;
+        tokio::time::pause();
+    }
+    tokio::time::resume();
+}
+
+#[tokio::test]
+async fn the_channel_of_a_durable_program_ends_no_sooner_than_the_program() {
+    let provider = provider!();
+    let sandbox = provider.sandbox().await;
+    let slow = Action::Delay(Duration::from_millis(300));
+    provider
+        .emulator
+        .inject(Fault::new("/filesystem.Filesystem/Remove", 1, slow));
+    let (sink, mut chunks) = tokio::sync::mpsc::channel(4);
+    let command = Command::new(["sh", "-c", "echo told; exit 3"]).stream_to(sink);
+    let mut running = std::pin::pin!(sandbox.run_program(command));
+    let mut told = Vec::new();
+    let output = loop {
+        tokio::select! {
+            biased;
+            output = &mut running => break output.expect("ran"),
+            chunk = chunks.recv() => told.extend_from_slice(&chunk.expect("the program still runs").bytes),
+        }
+    };
+    assert_eq!((&told[..], output.code()), (&b"told\n"[..], Some(3)));
+    assert!(chunks.recv().await.is_none());
+    sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
+async fn frames_are_read_however_they_arrive_and_refused_when_they_lie() {
+    let provider = provider!();
+    let sandbox = provider.sandbox().await;
+    let script = "printf 'a\\377b'; printf err >&2; exit 5";
+    for action in [Action::Rechunk(1), Action::Rechunk(3), Action::Reorder] {
+        let fault = Fault::new("/process.Process/Start", 1, action.clone());
+        provider.emulator.inject(fault.clone());
+        let output = sandbox.run(["sh", "-c", script]).await.expect("ran");
+        assert_eq!(
+            (&output.stdout.bytes[..], &output.stderr.bytes[..], output.code()),
+            (&b"a\xffb"[..], &b"err"[..], Some(5)),
+            "{action:?}"
+        );
+        provider.emulator.inject(fault);
+        let mut process = sandbox.spawn(["sh", "-c", script]).await.expect("started");
+        let mut stdout = Vec::new();
+        let mut pipe = process.stdout.take().expect("not taken");
+        pipe.read_to_end(&mut stdout).await.expect("read");
+        assert_eq!(
+            (stdout, process.wait().await.expect("ended").code()),
+            (b"a\xffb".to_vec(), Some(5))
+        );
+    }
+    let lie = Fault::new("/process.Process/Start", 1, Action::ClaimCompressed);
+    provider.emulator.inject(lie);
+    let error = sandbox.run(["true"]).await.expect_err("refused");
+    assert_eq!(error.kind(), ErrorKind::Protocol);
+    provider
+        .emulator
+        .inject(Fault::new("/process.Process/Start", 1, Action::DropFrames(2)));
+    let error = sandbox
+        .run(["sh", "-c", "echo up; sleep 600"])
+        .await
+        .expect_err("broken off");
+    assert_eq!(error.kind(), ErrorKind::ConnectionLost);
+    sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
+async fn a_box_without_setsid_runs_commands_all_the_same() {
+    let provider = provider!();
+    let sandbox = provider.sandbox().await;
+    sandbox.run(["rm", "/usr/bin/setsid"]).await.expect("removed");
+    for _ in 0..2 {
+        let command = Command::new(["sh", "-c", "cat; exit 127"]).stdin("in");
+        let output = sandbox.run(command).await.expect("ran");
+        assert_eq!((output.stdout_lossy().as_ref(), output.code()), ("in", Some(127)));
+        let error = sandbox.run(["no-such-program"]).await.expect_err("missing");
+        assert_eq!(error.kind(), ErrorKind::ProgramNotFound);
+    }
     sandbox.stop().await.expect("stopped");
 }
 
@@ -250,6 +403,70 @@ async fn a_policy_that_is_refused_starts_no_program() {
         Some(serde_json::json!({"allow_internet_access": true}))
     );
     sandbox.stop().await.expect("stopped");
+}
+
+#[tokio::test]
+async fn every_policy_arrives_as_the_provider_takes_it() {
+    let provider = provider!();
+    let cases = [
+        (
+            &["*"][..],
+            &["10.0.0.0/8", "1.2.3.4"][..],
+            &["https://model.example/v1"][..],
+            serde_json::json!({"denyOut": ["10.0.0.0/8", "1.2.3.4"]}),
+        ),
+        (
+            &["a.com", "*.b.com", "1.1.1.0/24"],
+            &[],
+            &["https://model.example/v1", "http://127.0.0.1:9"],
+            serde_json::json!({"allowOut": ["model.example", "a.com", "*.b.com", "1.1.1.0/24"], "denyOut": ["0.0.0.0/0"]}),
+        ),
+        (
+            &[],
+            &[],
+            &["https://model.example/v1"],
+            serde_json::json!({"allowOut": ["model.example"], "denyOut": ["0.0.0.0/0"]}),
+        ),
+        (
+            &["*"],
+            &["*"],
+            &["http://localhost:9"],
+            serde_json::json!({"allow_internet_access": false}),
+        ),
+    ];
+    for (allow, block, routes, wanted) in cases {
+        let list = |rules: &[&str]| rules.iter().map(|rule| (*rule).to_owned()).collect();
+        let config = E2bConfig {
+            allow: list(allow),
+            block: list(block),
+            ..provider.emulator.config()
+        };
+        let sandbox = provider.builder(config).provision().await.expect("a box");
+        let network = || provider.emulator.boxes()[0].network.clone();
+        assert_eq!(network(), None, "it is created open");
+        let routes = Routes::new(routes.iter().copied()).expect("routes");
+        sandbox.prepare_execution(routes).await.expect("applied");
+        assert_eq!(network(), Some(wanted), "{allow:?} {block:?}");
+        sandbox.prepare_setup().await.expect("opened");
+        assert_eq!(network(), Some(serde_json::json!({"allow_internet_access": true})));
+        sandbox.stop().await.expect("stopped");
+    }
+    let before = provider.emulator.requests().len();
+    for (allow, block, field) in [
+        ("https://a.com", None, "allow[0]"),
+        ("a.com:443", None, "allow[0]"),
+        ("*", Some("a.com"), "block[0]"),
+        ("a.com", Some("1.2.3.4"), "block"),
+    ] {
+        let config = E2bConfig {
+            allow: vec![allow.into()],
+            block: block.into_iter().map(Into::into).collect(),
+            ..provider.emulator.config()
+        };
+        let error = provider.builder(config).provision().await.expect_err("refused");
+        assert_eq!((error.kind(), error.field()), (ErrorKind::InvalidConfig, Some(field)));
+    }
+    assert_eq!(provider.emulator.requests().len(), before, "nothing is sent");
 }
 
 #[tokio::test]

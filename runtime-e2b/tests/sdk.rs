@@ -2,8 +2,9 @@
 #![cfg(all(feature = "emulator", target_os = "linux"))]
 
 mod common;
+#[path = "common/python.rs"]
+mod python;
 
-use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
@@ -11,45 +12,9 @@ use common::Provider;
 use runtime_core::{Command, Sandbox, WriteOptions};
 use serde_json::{Value, json};
 
-/// A Python that has the client: `$E2B_PYTHON`, or a virtual environment below the target directory, made if the package
-/// can be had.
-fn python() -> Option<PathBuf> {
-    if let Some(python) = std::env::var_os("E2B_PYTHON") {
-        return Some(python.into());
-    }
-    let venv = Path::new(env!("CARGO_TARGET_TMPDIR")).join("e2b-sdk");
-    let python = venv.join("bin/python");
-    let has_client = || {
-        let imported = std::process::Command::new(&python)
-            .args(["-c", "import e2b"])
-            .stderr(Stdio::null())
-            .status();
-        imported.is_ok_and(|status| status.success())
-    };
-    if has_client() {
-        return Some(python);
-    }
-    let requirements = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/requirements.txt");
-    let made = std::process::Command::new("python3")
-        .args(["-m", "venv"])
-        .arg(&venv)
-        .status();
-    let installed = made.is_ok_and(|status| status.success())
-        && std::process::Command::new(&python)
-            .args(["-m", "pip", "install", "--quiet", "-r", requirements])
-            .status()
-            .is_ok_and(|status| status.success());
-    if installed && has_client() {
-        return Some(python);
-    }
-    eprintln!("SKIPPED: the official E2B client for Python cannot be installed");
-    assert!(std::env::var_os("CI").is_none(), "this must not be skipped in CI");
-    None
-}
-
 /// What the script found, after it passed.
 async fn conversation(provider: &Provider) -> Option<Value> {
-    let python = python()?;
+    let python = python::python()?;
     provider.emulator.fail_image("bad-image", "no such image");
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/sdk/conversation.py");
     let output = tokio::process::Command::new(python)

@@ -6,6 +6,8 @@
 
 mod bench;
 mod ci;
+#[cfg(all(feature = "emulate", target_os = "linux"))]
+mod emulate;
 #[cfg(feature = "graph")]
 mod graph;
 mod host;
@@ -52,6 +54,8 @@ commands! {
     reap => Reap,
     #[cfg(feature = "graph")]
     graph => Graph,
+    #[cfg(all(feature = "emulate", target_os = "linux"))]
+    emulate => Emulate,
     bench => Bench,
     tidy => Tidy,
     vendor_check => VendorCheck,

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use runtime_core::cache::CacheDir;
-use runtime_core::lease::{ReapOptions, Report, reap};
+use runtime_core::lease::{Outcome, ReapOptions, Report, reap};
 use runtime_core::scope::RunScope;
 
 use crate::host::exit_code;
@@ -79,7 +79,9 @@ fn run(args: &Args) -> Result<bool> {
     let left = report.remaining().filter(|_| !args.dry_run).count();
     let unreadable = report.damaged.len();
     if left > 0 || unreadable > 0 {
-        bail!("{left} boxes and {unreadable} unreadable journals are left");
+        let left = many(left, "box", "boxes");
+        let unreadable = many(unreadable, "unreadable journal", "unreadable journals");
+        bail!("left: {left}, {unreadable}");
     }
     Ok(true)
 }
@@ -110,20 +112,28 @@ fn lines(report: &Report) -> String {
             damage.path.display()
         );
     }
-    let orphans = match report.dry_run {
-        true => format!("{} orphans would be deleted", report.boxes.len()),
-        false => format!("{} of {} orphans deleted", report.deleted(), report.boxes.len()),
+    let orphans = many(report.boxes.len(), "orphan", "orphans");
+    let _ = match report.dry_run {
+        true => {
+            let would = report
+                .boxes
+                .iter()
+                .filter(|reaped| reaped.outcome == Outcome::WouldDelete);
+            write!(text, "{} of {orphans} would be deleted", would.count())
+        }
+        false => write!(text, "{} of {orphans} deleted", report.deleted()),
     };
-    let _ = write!(text, "{orphans}");
     if report.filtered > 0 {
         let _ = write!(text, ", {} held back by the filters", report.filtered);
     }
-    let _ = writeln!(
-        text,
-        "; {} living processes with {} boxes were left alone",
-        report.living_owners, report.living_boxes
-    );
+    let processes = many(report.living_owners, "living process", "living processes");
+    let boxes = many(report.living_boxes, "box", "boxes");
+    let _ = writeln!(text, "; {processes} with {boxes} left alone");
     text
+}
+
+fn many(count: usize, one: &str, more: &str) -> String {
+    format!("{count} {}", if count == 1 { one } else { more })
 }
 
 #[cfg(test)]

@@ -14,7 +14,6 @@
 //! | 130, 143 | SIGINT or SIGTERM ended us |
 //! | 141 | whoever read our output went away |
 
-mod interrupt;
 mod life;
 mod output;
 mod phases;
@@ -40,7 +39,7 @@ pub(crate) const OWN_FAILURE: u8 = 125;
 ///
 /// Exit codes: the program's own; 128 + N when signal N killed it; 124 after --timeout; 126 when it cannot be executed;
 /// 127 when it does not exist; 125 when anything else failed; 130 after Ctrl-C. The first Ctrl-C tears the sandbox
-/// down, a second one leaves at once.
+/// down, a second one leaves at once, and leaves what is not gone yet to `cargo xtask reap`.
 #[derive(clap::Args, Debug, Default)]
 #[command(override_usage = "cargo xtask run [OPTIONS] -- ARGV...")]
 pub(crate) struct Args {
@@ -60,12 +59,17 @@ pub(crate) struct Args {
     /// Variable for the program; NAME alone passes ours on. Repeatable
     #[arg(long, value_name = "NAME[=VALUE]")]
     env: Vec<OsString>,
-    /// Host that the program may reach; everything else is then closed. Repeatable
+    /// Host that the program may reach; everything else is then closed. Repeatable. On the embedded runtime this gives
+    /// the sandbox namespaces of its own
     #[arg(long, value_name = "HOST")]
     allow: Vec<String>,
     /// Host that the program must not reach. Repeatable
     #[arg(long, value_name = "HOST")]
     block: Vec<String>,
+    /// At the end, print what the program reached as options for --allow. Without --allow and --block everything is open
+    /// to it, through the proxy
+    #[arg(long)]
+    record_egress: bool,
     /// Directory or file to copy into the sandbox first, by default into the working directory. The last colon
     /// separates. Repeatable
     #[arg(long, value_name = "PATH[:DEST]")]
@@ -88,7 +92,8 @@ pub(crate) struct Args {
     /// Fields: status (exited, signaled, timeout, interrupted, failed), exit_code (ours), code and signal (the
     /// program's), oom_killed, stdout and stderr ({text} or, when it is not UTF-8, {base64}; with dropped_bytes past
     /// 128 MiB), seconds per phase, sandbox (its record), error and further_errors ({kind, message, provider, sandbox,
-    /// operation, field, hint, ...}).
+    /// operation, field, hint, ...}), egress (refused:
+    /// {destination, reason, count, proposal} each, and used: rules; null without a policy that is enforced here).
     #[arg(long)]
     json: bool,
     /// Program and arguments
@@ -107,7 +112,13 @@ fn seconds(text: &str) -> Result<Duration, String> {
 pub(crate) fn execute(args: Args) -> ExitCode {
     let json = args.json;
     let report = match Plan::new(args, &crate::providers::registry()) {
-        Ok(plan) => drive(plan),
+        Ok(plan) => {
+            if let Some(notice) = plan.notice {
+                // Whoever has closed our standard error does not want to know.
+                let _ = writeln!(std::io::stderr(), "{notice}");
+            }
+            drive(plan)
+        }
         Err(error) => Report::refused(error.with_operation("run")),
     };
     let code = report.exit_code();

@@ -35,6 +35,8 @@ fn a_wrong_command_line_exits_with_2_and_help_with_0() {
         "reap",
         #[cfg(feature = "graph")]
         "graph",
+        #[cfg(all(feature = "emulate", target_os = "linux"))]
+        "emulate",
         "bench",
         "tidy",
         "vendor-check",

@@ -11,6 +11,9 @@ use rustix::process::Signal;
 use serde_json::{Value, json};
 use support::{World, code, line, stderr, stdout};
 
+/// The embedded runtime without isolation, asked for.
+const OPEN: &str = "subprocess://?isolation=none";
+
 fn shell(script: &str) -> [&str; 3] {
     ["sh", "-c", script]
 }
@@ -266,8 +269,9 @@ fn bad_input_is_refused_with_the_field_that_is_wrong_and_nothing_is_created() {
         (&["--config", "missing.toml"], program, "field: config"),
         (&["--config", "box.yaml"], program, "field: config"),
         (&["--image", "x"], program, "field: image"),
-        (&["--allow", "example.org"], program, "field: allow"),
-        (&["--block", "example.org"], program, "field: block"),
+        (&["--runtime", OPEN, "--allow", "example.org"], program, "field: allow"),
+        (&["--runtime", OPEN, "--block", "example.org"], program, "field: block"),
+        (&["--allow", "exa mple"], program, "field: allow[0]"),
         (&["--env", "=x"], program, "field: env."),
         (
             &["--env", "SURELY_NOT_SET_ANYWHERE"],
@@ -309,13 +313,37 @@ fn bad_input_is_refused_with_the_field_that_is_wrong_and_nothing_is_created() {
 #[test]
 fn a_policy_that_the_provider_cannot_enforce_is_refused_with_what_to_do() {
     let world = World::new();
-    let output = world.run(&["--allow", "example.org"], &["true"]);
+    let output = world.run(&["--runtime", OPEN, "--allow", "example.org"], &["true"]);
     let said = stderr(&output);
     assert!(said.contains("`subprocess` cannot restrict the network"), "{said}");
     assert!(
         said.contains("kind: unsupported\n") && said.contains("or leave --allow out"),
         "{said}"
     );
+}
+
+#[test]
+fn a_policy_gives_the_embedded_runtime_a_network_of_its_own_and_says_so() {
+    let world = World::new();
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("a listener");
+    listener.set_nonblocking(true).expect("a mode");
+    let url = format!("http://{}/", listener.local_addr().expect("an address"));
+    let script = format!(
+        "echo $0 $(ls /sys/class/net); curl -s -m 20 -o /dev/null -w '%{{http_code}} ' {url}
+         curl -s -m 20 -o /dev/null -w '%{{http_code}}' --noproxy '' {url}; exit 7"
+    );
+    let output = world.run(&["--allow", "example.org"], &["sh", "-c", &script, "in"]);
+    let said = stderr(&output);
+    if said.contains("to change that: ") && std::env::var_os("CI").is_none() {
+        println!("SKIPPED: a_policy_gives_the_embedded_runtime_a_network_of_its_own_and_says_so: {said}");
+        return;
+    }
+    assert_eq!(code(&output), 7, "{said}");
+    assert!(said.contains("isolation = \"namespaces\""), "{said}");
+    // Nothing of this host answers directly, and the proxy refuses it.
+    assert_eq!(stdout(&output), "in lo\n000 403");
+    assert!(listener.accept().is_err(), "something arrived");
+    world.assert_nothing_left();
 }
 
 #[test]
@@ -440,7 +468,7 @@ fn the_first_interrupt_tears_the_sandbox_down() {
         assert_eq!(code(&output), expected);
         assert_eq!(
             stderr(&output),
-            "stopping the sandbox; interrupt again to leave it behind\n"
+            "stopping the sandbox; interrupt again to leave it to `cargo xtask reap`\n"
         );
         world.assert_nothing_left();
     }
@@ -477,10 +505,88 @@ fn the_second_interrupt_leaves_at_once_whatever_we_wait_for() {
     running.signal(Signal::INT);
     assert_eq!(
         line(&mut running.stderr),
-        "stopping the sandbox; interrupt again to leave it behind"
+        "stopping the sandbox; interrupt again to leave it to `cargo xtask reap`"
     );
     running.signal(Signal::INT);
     assert_eq!(code(&running.finish()), 130);
+}
+
+/// What `xtask reap` made of the boxes of this world.
+fn reaped(world: &World) -> Value {
+    let output = world.xtask(["reap", "--json"]).output().expect("xtask runs");
+    assert_eq!(code(&output), 0, "{}{}", stdout(&output), stderr(&output));
+    parsed(&output)
+}
+
+#[test]
+fn a_box_that_the_second_interrupt_left_is_found_and_deleted_by_reap() {
+    for (signal, expected) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+        let world = World::new();
+        // It does not obey, so that deleting the box takes seconds.
+        let stubborn = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
+        let mut running = world.start(&[], &shell(stubborn));
+        assert_eq!(running.line(), "ready");
+        running.signal(signal);
+        assert!(line(&mut running.stderr).starts_with("stopping the sandbox"));
+        let second = std::time::Instant::now();
+        running.signal(signal);
+        assert_eq!(running.end(), expected);
+        println!("left {:?} after the second signal", second.elapsed());
+        assert_eq!(world.boxes().len(), 1, "it was not waited for");
+        let report = reaped(&world);
+        assert_eq!(report["boxes"][0]["outcome"], "deleted", "{report}");
+        assert_eq!(report["boxes"].as_array().map(Vec::len), Some(1));
+        world.assert_nothing_left();
+    }
+}
+
+#[cfg(feature = "docker")]
+mod docker {
+    use super::*;
+    use support::Engine;
+
+    const IMAGE: &str = "docker://sandbox-test/busybox:latest?pull=never";
+
+    #[test]
+    fn the_first_interrupt_removes_the_container() {
+        let world = World::new();
+        let Some(engine) = Engine::start(&world) else { return };
+        for (signal, expected) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let runtime = format!("{IMAGE}&host={}", engine.host());
+            let mut running = world.start(&["--runtime", &runtime], &shell("echo ready; sleep 60"));
+            assert_eq!(running.line(), "ready", "{}", running.rest_of_stderr());
+            assert_eq!(engine.containers(&world).len(), 1);
+            running.signal(signal);
+            let output = running.finish();
+            assert_eq!(code(&output), expected, "{}", stderr(&output));
+            assert_eq!(engine.containers(&world), Vec::<String>::new());
+            assert_eq!(reaped(&world)["boxes"], json!([]));
+        }
+    }
+
+    #[test]
+    fn a_container_that_the_second_interrupt_left_is_found_and_deleted_by_reap() {
+        let world = World::new();
+        let Some(engine) = Engine::start(&world) else { return };
+        for (signal, expected) in [(Signal::INT, 130), (Signal::TERM, 143)] {
+            let runtime = format!("{IMAGE}&host={}", engine.host());
+            let mut running = world.start(&["--runtime", &runtime], &shell("echo ready; sleep 60"));
+            assert_eq!(running.line(), "ready", "{}", running.rest_of_stderr());
+            // The engine takes its time over the deletion.
+            engine.hold_deletions(true);
+            running.signal(signal);
+            assert!(line(&mut running.stderr).starts_with("stopping the sandbox"));
+            let second = std::time::Instant::now();
+            running.signal(signal);
+            assert_eq!(running.end(), expected);
+            println!("left {:?} after the second signal", second.elapsed());
+            assert_eq!(engine.containers(&world).len(), 1, "it was not waited for");
+            engine.hold_deletions(false);
+            let report = reaped(&world);
+            assert_eq!(report["boxes"][0]["outcome"], "deleted", "{report}");
+            assert_eq!(engine.containers(&world), Vec::<String>::new());
+        }
+    }
 }
 
 /// A pipe that takes no more bytes.

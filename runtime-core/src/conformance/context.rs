@@ -12,6 +12,7 @@ use tokio::time::Instant;
 
 use crate::capability::Capabilities;
 use crate::command::{Command, Output};
+use crate::config::RuntimeConfig;
 use crate::conformance::target::{BoxRef, Target};
 use crate::conformance::verdict::{Failure, Verdict};
 use crate::error::{Error, ErrorKind};
@@ -59,14 +60,20 @@ impl Context {
 
     /// The builder of a box of this name.
     pub fn builder_named(&self, name: impl Into<String>) -> Builder {
-        let name = name.into();
+        self.builder_with(name.into(), self.0.target.config())
+    }
+
+    /// The builder of a box of this configuration.
+    pub fn builder_of(&self, config: Box<dyn RuntimeConfig>) -> Builder {
+        self.builder_with(format!("conf-{}", crate::names::random_hex(16)), config)
+    }
+
+    fn builder_with(&self, name: String, config: Box<dyn RuntimeConfig>) -> Builder {
         self.boxes().push(BoxRef {
             name: name.clone(),
             id: None,
         });
-        Sandbox::builder(self.0.target.config())
-            .name(name)
-            .cache(self.0.target.cache())
+        Sandbox::builder(config).name(name).cache(self.0.target.cache())
     }
 
     /// A fresh box.
@@ -219,7 +226,7 @@ impl Pulse {
     pub(crate) fn gone<'a>(&'a self, view: &'a View) -> impl Future<Output = Verdict> + 'a {
         let place = std::panic::Location::caller();
         async move {
-            match self.listen(view, Duration::from_secs(20)).await? {
+            match self.listen(view, Duration::from_secs(60)).await? {
                 true => Ok(()),
                 false => Err(Failure::new(format_args!(
                     "what was started still runs (asked at line {})",

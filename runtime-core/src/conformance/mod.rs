@@ -41,15 +41,23 @@
 //! When it has passed, nothing of its boxes may be left ([`Target::leftovers`]). Nothing else is timed.
 //!
 //! The cases use `sh` and the tools that a busybox image has.
+//!
+//! # Killed processes
+//! [`Torture`] is the other half: it kills processes that own boxes, and looks for what is left after one
+//! [`reap`](crate::reap).
 
 mod case;
 mod cases;
 mod context;
+#[cfg(all(feature = "guest", feature = "egress", target_os = "linux"))]
+pub mod escape;
 mod harness;
 mod log;
 mod report;
 mod runner;
 mod target;
+#[cfg(target_os = "linux")]
+mod torture;
 mod verdict;
 
 pub use async_trait::async_trait;
@@ -61,4 +69,6 @@ pub use harness::main;
 pub use report::{CaseReport, Outcome, Report, Summary};
 pub use runner::{Options, run, run_case};
 pub use target::{BoxRef, Target};
+#[cfg(target_os = "linux")]
+pub use torture::{Scene, Tally, Torture, play_role};
 pub use verdict::{Failure, Verdict};

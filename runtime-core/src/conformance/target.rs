@@ -14,6 +14,13 @@ pub trait Target: Send + Sync + 'static {
     /// The configuration of one box. Called for each box.
     fn config(&self) -> Box<dyn RuntimeConfig>;
 
+    /// The configuration of a box whose execution phase may reach only this, where policies are enforced by us or
+    /// refused: then with `allow` as the field that is named.
+    fn restricted(&self, allow: &[&str]) -> Option<Box<dyn RuntimeConfig>> {
+        let _ = allow;
+        None
+    }
+
     /// Where boxes keep what outlives the process.
     fn cache(&self) -> CacheDir {
         CacheDir::from_env()

@@ -2,7 +2,7 @@
 
 use std::future::Future;
 use std::io;
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -84,6 +84,10 @@ pub(super) async fn dial(
     let port = way.destination.port();
     way.addresses = match way.destination.address() {
         Some(address) => vec![address],
+        // The framework's own service on this host; a resolver may not know the name.
+        None if way.is_route && way.destination.is_loopback() => {
+            vec![Ipv4Addr::LOCALHOST.into(), Ipv6Addr::LOCALHOST.into()]
+        }
         None => tokio::select! {
             () = stop.cancelled() => return Err(NoWay::Cancelled),
             found = tokio::time::timeout(limits.resolve, resolver.resolve(way.destination.host(), port)) => match found {

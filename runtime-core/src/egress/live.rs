@@ -159,7 +159,7 @@ impl Board {
     }
 
     /// Switches to `policy` and cancels what it refuses. Returns what was cancelled.
-    fn replace(&self, policy: EgressPolicy, older: Older) -> Vec<u64> {
+    pub(super) fn replace(&self, policy: EgressPolicy, older: Older) -> Vec<u64> {
         let mut inner = self.lock();
         let generation = inner.in_force.generation + 1;
         inner.in_force = Arc::new(InForce { policy, generation });

@@ -71,6 +71,7 @@ mod dial;
 mod forward;
 mod framing;
 mod guard;
+mod inside;
 mod lenient;
 mod limits;
 mod live;
@@ -83,6 +84,7 @@ mod tunnel;
 
 pub use client_hello::{ClientHello, HelloProblem, HelloReader};
 pub use framing::{Framing, FramingProblem, MAX_HEAD, Step};
+pub use inside::{Accepted, Carried, Listen};
 pub use limits::Limits;
 pub use live::Older;
 pub use log::{EgressEvent, EgressKind, EgressLog, Outcome, Refusal};

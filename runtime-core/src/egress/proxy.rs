@@ -8,15 +8,14 @@ use std::time::Duration;
 use hyper::server::conn::http1;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore};
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 
-use super::dial::set_up;
 use super::forward::{Client, answer};
 use super::framing::MAX_HEAD;
 use super::guard::{Gate, Guarded};
+use super::inside::{Accepted, Listen};
 use super::limits::Limits;
 use super::live::{Board, Older};
 use super::log::EgressLog;
@@ -151,9 +150,9 @@ impl EgressProxy {
     ///
     /// # Errors
     /// What the system says of a listener that has no address.
-    pub fn serve(&self, listener: TcpListener) -> Result<SocketAddr> {
+    pub fn serve(&self, listener: impl Listen) -> Result<SocketAddr> {
         let address = listener
-            .local_addr()
+            .address()
             .map_err(|error| Error::io("the proxy's listener", error))?;
         let shared = Arc::clone(&self.shared);
         let crowded = Arc::new(Notify::new());
@@ -174,7 +173,7 @@ impl EgressProxy {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the policy has no such route.
-    pub fn relay_route(&self, listener: TcpListener, route: &Origin) -> Result<Relay> {
+    pub fn relay_route(&self, listener: impl Listen, route: &Origin) -> Result<Relay> {
         Relay::start(&self.shared, listener, route.destination(), true)
     }
 
@@ -183,7 +182,7 @@ impl EgressProxy {
     ///
     /// # Errors
     /// [`InvalidArgument`](crate::ErrorKind::InvalidArgument) if the policy refuses it.
-    pub fn relay(&self, listener: TcpListener, destination: &Destination) -> Result<Relay> {
+    pub fn relay(&self, listener: impl Listen, destination: &Destination) -> Result<Relay> {
         Relay::start(&self.shared, listener, destination, false)
     }
 
@@ -194,6 +193,12 @@ impl EgressProxy {
     pub async fn switch(&self, policy: EgressPolicy, older: Older) {
         tracing::debug!(proxy = %self.shared.name, policy = %policy.policy(), ?older, "the egress policy is switched");
         self.shared.board.switch(policy, older).await;
+    }
+
+    /// [`switch`](Self::switch) without waiting for what it closes.
+    #[cfg(all(feature = "guest", target_os = "linux"))]
+    pub(crate) fn switch_now(&self, policy: EgressPolicy, older: Older) {
+        self.shared.board.replace(policy, older);
     }
 
     /// Makes another token, so that programs which hold the old one are turned away (open connections stay). For a
@@ -250,11 +255,11 @@ impl fmt::Debug for EgressProxy {
 
 /// Accepts connections, at most `limit` at a time, until `stop`. `crowded` is told when somebody has to wait.
 pub(super) async fn accept(
-    listener: TcpListener,
+    mut listener: impl Listen,
     stop: &CancellationToken,
     limit: usize,
     crowded: &Notify,
-    mut each: impl FnMut(TcpStream, OwnedSemaphorePermit),
+    mut each: impl FnMut(Accepted, OwnedSemaphorePermit),
 ) {
     let slots = Arc::new(Semaphore::new(limit));
     loop {
@@ -273,11 +278,12 @@ pub(super) async fn accept(
         };
         tokio::select! {
             () = stop.cancelled() => return,
-            accepted = listener.accept() => match accepted {
-                Ok((stream, _)) => {
-                    set_up(&stream);
+            accepted = listener.next() => match accepted {
+                Ok(stream) => {
+                    stream.set_up();
                     each(stream, slot);
                 }
+                Err(_) if listener.is_closed() => return,
                 Err(error) => {
                     // Mostly a want of descriptors, which passes. One of a connection that is gone already is harmless.
                     tracing::warn!(%error, "a connection from a box could not be accepted");
@@ -292,7 +298,7 @@ pub(super) async fn accept(
 }
 
 /// One client: requests one after the other, or a tunnel at the end of them.
-async fn connection(shared: Arc<Shared>, stream: TcpStream, crowded: Arc<Notify>, _slot: OwnedSemaphorePermit) {
+async fn connection(shared: Arc<Shared>, stream: Accepted, crowded: Arc<Notify>, _slot: OwnedSemaphorePermit) {
     let gate = Arc::new(Gate::default());
     let guarded = Guarded::new(stream, Arc::clone(&shared.limits), Arc::clone(&gate));
     let client = Arc::new(Client::new(Arc::clone(&shared), gate));

@@ -1,19 +1,24 @@
 //! [`pump`]: bytes between two connections, both ways, until both are done.
 
 use std::cell::RefCell;
+use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-use tokio::io::AsyncWriteExt;
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::net::tcp::{ReadHalf, WriteHalf};
 use tokio::time::Instant;
 
+use super::inside::{Accepted, Inner};
+
 /// Bytes that a direction takes at a time, into a buffer that all connections of a thread share: one that is silent has
 /// none.
 const LENGTH: usize = 128 << 10;
+/// The buffer of a direction that is carried over a link.
+const CARRIED: usize = 32 << 10;
 /// After so many bytes a direction counts as bulk, and is worth the two descriptors of a pipe: splicing takes a fifth
 /// less processor time than copying.
 #[cfg(target_os = "linux")]
@@ -33,15 +38,30 @@ pub(super) struct Silence {
 /// On an error both connections are set to reset when they are dropped, so that neither side takes what it got for the
 /// whole. Dropping the future stops at once; what was read and not yet written is lost.
 pub(super) async fn pump(
-    inside: &mut TcpStream,
+    inside: &mut Accepted,
     outside: &mut TcpStream,
     silence: Silence,
     sent: &AtomicU64,
     received: &AtomicU64,
 ) -> io::Result<()> {
-    let result = both(inside, outside, silence, sent, received).await;
+    let result = match &mut inside.0 {
+        Inner::Socket(socket) => {
+            let (inside_read, inside_write) = socket.split();
+            let (outside_read, outside_write) = outside.split();
+            let up = one_way(inside_read, outside_write, sent);
+            let down = one_way(outside_read, inside_write, received);
+            both(up, down, silence, sent, received).await
+        }
+        Inner::Carried(_) => {
+            let (inside_read, inside_write) = tokio::io::split(&mut *inside);
+            let (outside_read, outside_write) = outside.split();
+            let up = copy(inside_read, outside_write, sent);
+            let down = copy(outside_read, inside_write, received);
+            both(up, down, silence, sent, received).await
+        }
+    };
     if result.is_err() {
-        reset(inside);
+        inside.reset();
         reset(outside);
     }
     result
@@ -54,16 +74,14 @@ pub(super) fn reset(stream: &TcpStream) {
 }
 
 async fn both(
-    inside: &mut TcpStream,
-    outside: &mut TcpStream,
+    up: impl Future<Output = io::Result<()>>,
+    down: impl Future<Output = io::Result<()>>,
     silence: Silence,
     sent: &AtomicU64,
     received: &AtomicU64,
 ) -> io::Result<()> {
-    let (inside_read, inside_write) = inside.split();
-    let (outside_read, outside_write) = outside.split();
-    let mut up = pin!(one_way(inside_read, outside_write, sent));
-    let mut down = pin!(one_way(outside_read, inside_write, received));
+    let mut up = pin!(up);
+    let mut down = pin!(down);
     let (mut up_done, mut down_done) = (false, false);
     let total = || {
         sent.load(Ordering::Relaxed)
@@ -98,6 +116,23 @@ async fn both(
         }
     }
     Ok(())
+}
+
+/// For connections that are no sockets: a buffer of their own, and no splicing.
+async fn copy(
+    mut reader: impl AsyncRead + Unpin,
+    mut writer: impl AsyncWrite + Unpin,
+    count: &AtomicU64,
+) -> io::Result<()> {
+    let mut buffer = Vec::with_capacity(CARRIED);
+    loop {
+        buffer.clear();
+        if reader.read_buf(&mut buffer).await? == 0 {
+            return end(&mut writer).await;
+        }
+        writer.write_all(&buffer).await?;
+        count.fetch_add(buffer.len() as u64, Ordering::Relaxed);
+    }
 }
 
 const FOREVER: Duration = Duration::from_secs(365 * 24 * 3600);
@@ -163,7 +198,7 @@ fn step(reader: &ReadHalf<'_>, writer: &WriteHalf<'_>) -> io::Result<Step> {
     })
 }
 
-async fn end(writer: &mut WriteHalf<'_>) -> io::Result<()> {
+async fn end(writer: &mut (impl AsyncWrite + Unpin)) -> io::Result<()> {
     match writer.shutdown().await {
         // It was closed from the other side meanwhile.
         Err(error) if error.kind() == io::ErrorKind::NotConnected => Ok(()),

@@ -3,11 +3,11 @@
 use std::net::SocketAddr;
 use std::sync::Arc;
 
-use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 use super::dial::dial;
+use super::inside::{Accepted, Listen};
 use super::live::{Hello, Way};
 use super::log::{Attempt, EgressKind, Verdict};
 use super::proxy::{Shared, accept};
@@ -29,12 +29,12 @@ pub struct Relay {
 impl Relay {
     pub(super) fn start(
         shared: &Arc<Shared>,
-        listener: TcpListener,
+        listener: impl Listen,
         destination: &Destination,
         is_route: bool,
     ) -> Result<Self> {
         let address = listener
-            .local_addr()
+            .address()
             .map_err(|error| Error::io("the relay's listener", error))?;
         let way = Way {
             destination: Arc::new(destination.clone()),
@@ -100,7 +100,7 @@ impl Relay {
     }
 }
 
-async fn connection(shared: Arc<Shared>, mut inside: TcpStream, way: Way, relay: CancellationToken) {
+async fn connection(shared: Arc<Shared>, mut inside: Accepted, way: Way, relay: CancellationToken) {
     let attempt = Attempt::new(&shared.log, &shared.name, EgressKind::Relay);
     attempt.wants(&way.destination, shared.board.in_force().generation);
     let is_route = way.is_route;
@@ -109,7 +109,7 @@ async fn connection(shared: Arc<Shared>, mut inside: TcpStream, way: Way, relay:
         Err(no_way) => {
             no_way.tell(&attempt);
             // As if nobody listened.
-            reset(&inside);
+            inside.reset();
             return;
         }
     };
@@ -132,7 +132,7 @@ async fn connection(shared: Arc<Shared>, mut inside: TcpStream, way: Way, relay:
     };
     match result {
         None => {
-            reset(&inside);
+            inside.reset();
             reset(&dialled.stream);
         }
         Some(Err(error)) => tracing::debug!(%error, "a relayed connection broke"),

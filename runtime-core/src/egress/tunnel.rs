@@ -8,7 +8,7 @@ use bytes::Bytes;
 use hyper::upgrade::{OnUpgrade, Upgraded};
 use hyper::{Request, Response, StatusCode, body::Incoming};
 use hyper_util::rt::TokioIo;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::TcpStream;
 
 use super::body::Reply;
@@ -16,6 +16,7 @@ use super::client_hello::{ClientHello, HelloReader};
 use super::dial::dial;
 use super::forward::{Client, Exchange, host_and_port, refuse, status};
 use super::guard::Guarded;
+use super::inside::Accepted;
 use super::lenient::Lenient;
 use super::live::{Entered, Hello, Way};
 use super::log::{EgressKind, Verdict};
@@ -144,7 +145,7 @@ pub(super) async fn run(shared: &Shared, switched: Switched) {
     match ended {
         Ok(()) => {}
         Err(ended) => {
-            reset(&inside);
+            inside.reset();
             reset(&outside);
             match ended {
                 Ended::Refused(verdict) => exchange.attempt.refused(verdict),
@@ -179,7 +180,7 @@ impl From<io::Error> for Ended {
 )]
 async fn carry(
     shared: &Shared,
-    inside: &mut TcpStream,
+    inside: &mut Accepted,
     outside: &mut TcpStream,
     entered: &Entered,
     exchange: &Exchange,
@@ -206,7 +207,7 @@ async fn carry(
 /// server asks for another one, that one is judged too.
 async fn handshake(
     shared: &Shared,
-    inside: &mut TcpStream,
+    inside: &mut Accepted,
     outside: &mut TcpStream,
     entered: &Entered,
     exchange: &Exchange,
@@ -255,7 +256,7 @@ fn judge(entered: &Entered, hello: &ClientHello) -> Result<(), Ended> {
 /// A whole ClientHello, with everything that was received and how much of it the ClientHello takes.
 async fn client_hello(
     shared: &Shared,
-    inside: &mut TcpStream,
+    inside: &mut Accepted,
     early: Vec<u8>,
 ) -> Result<(ClientHello, Vec<u8>, usize), Ended> {
     let read = async {
@@ -316,7 +317,7 @@ async fn server_hello(outside: &mut TcpStream) -> Result<(bool, Vec<u8>), Ended>
 /// Carries what a client may send before its second ClientHello, and returns what was received from there on.
 async fn second_hello(
     shared: &Shared,
-    inside: &mut TcpStream,
+    inside: &mut Accepted,
     outside: &mut TcpStream,
     exchange: &Exchange,
     mut bytes: Vec<u8>,
@@ -351,7 +352,7 @@ async fn second_hello(
     }
 }
 
-async fn send(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
+async fn send(stream: &mut (impl AsyncWrite + Unpin), bytes: &[u8]) -> io::Result<()> {
     if bytes.is_empty() {
         Ok(())
     } else {
@@ -359,16 +360,20 @@ async fn send(stream: &mut TcpStream, bytes: &[u8]) -> io::Result<()> {
     }
 }
 
-async fn forward(stream: &mut TcpStream, bytes: &[u8], count: &std::sync::atomic::AtomicU64) -> io::Result<()> {
+async fn forward(
+    stream: &mut (impl AsyncWrite + Unpin),
+    bytes: &[u8],
+    count: &std::sync::atomic::AtomicU64,
+) -> io::Result<()> {
     send(stream, bytes).await?;
     count.fetch_add(bytes.len() as u64, Ordering::Relaxed);
     Ok(())
 }
 
 /// The client's connection, back from the HTTP library, and what it sent behind the head of its request.
-async fn client_side(upgrade: OnUpgrade) -> Result<(TcpStream, Bytes), ()> {
+async fn client_side(upgrade: OnUpgrade) -> Result<(Accepted, Bytes), ()> {
     let upgraded: Upgraded = upgrade.await.map_err(|_| ())?;
-    let parts = upgraded.downcast::<TokioIo<Guarded<TcpStream>>>().map_err(|_| ())?;
+    let parts = upgraded.downcast::<TokioIo<Guarded<Accepted>>>().map_err(|_| ())?;
     let (stream, held) = parts.io.into_inner().into_parts();
     Ok((stream, join(parts.read_buf, held)))
 }

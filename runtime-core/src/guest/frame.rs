@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 pub use super::encoding::{Input, List, Malformed, Wire};
 
 /// Version of the protocol. Both sides must have the same: the host brings the guest along.
-pub const VERSION: u16 = 1;
+pub const VERSION: u16 = 2;
 /// First bytes of the guest's [`Event::Hello`].
 pub const MAGIC: [u8; 4] = *b"SBXg";
 /// Bytes of a frame's header.
@@ -440,6 +440,11 @@ messages! {
         21 => Ping {},
         /// Ends every program and the guest.
         22 => Shutdown {},
+        /// Makes the engine's resolver at 127.0.0.11 unreachable in the box, or reachable again. Answers `Done`.
+        23 => Resolver {
+            /// Whether it can be reached.
+            reachable: bool,
+        },
         /// Bytes for a stream (the tag).
         32 => Data {
             /// At most [`MAX_CHUNK`].

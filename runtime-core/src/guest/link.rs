@@ -208,6 +208,12 @@ impl Link {
         self.0.session.fail(Failure::gone("it was closed by its owner"));
     }
 
+    /// Closes the link because the box's network is not closed any more.
+    #[cfg(feature = "egress")]
+    pub(crate) fn give_up(&self, why: impl std::fmt::Display) {
+        self.0.session.fail(Failure::policy(why));
+    }
+
     /// Sets how programs are started from now on: the environment under theirs (`None` keeps the guest's own, which is
     /// the image's), and whether address families that no network namespace confines are refused to them. A restricted
     /// program cannot gain privileges by executing a set-user-ID program.
@@ -263,6 +269,20 @@ impl Link {
                 truncated,
             }),
             Event::Failed { errno, step } => Err(system_error("read the box's interfaces", errno, step)),
+            other => Err(self.session().unexpected(&other)),
+        }
+    }
+
+    /// Makes 127.0.0.11 unreachable in the box, where Docker's resolver stays when a container is disconnected from a
+    /// network of its user's, or reachable again. May be repeated.
+    ///
+    /// # Errors
+    /// [`PermissionDenied`](ErrorKind::PermissionDenied) for a guest without `CAP_NET_ADMIN`.
+    pub async fn set_resolver_reachable(&self, reachable: bool) -> Result<()> {
+        let request = Request::Resolver { reachable };
+        match self.session().call(&request, Baggage::default()).await?.event {
+            Event::Done {} => Ok(()),
+            Event::Failed { errno, step } => Err(system_error("change the way to the box's resolver", errno, step)),
             other => Err(self.session().unexpected(&other)),
         }
     }

@@ -6,6 +6,7 @@ use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
+use std::sync::OnceLock;
 use std::time::Duration;
 
 use sha2::{Digest, Sha256};
@@ -90,8 +91,7 @@ impl Rendezvous {
     /// # Errors
     /// [`Unsupported`](ErrorKind::Unsupported) without the program; otherwise what making files gives.
     pub fn new(parent: &Path, name: &str, cache: &Path) -> Result<Self> {
-        let program = super::availability()
-            .map_err(|reason| Error::unsupported(format!("this build has no guest program: {reason}")))?;
+        let program = program()?;
         make_private(parent)?;
         let directory = parent.join(name);
         let fail = |error| Error::io(format!("prepare {}", directory.display()), error);
@@ -117,6 +117,15 @@ impl Rendezvous {
             let _ = fs::remove_dir_all(&directory);
         }
         result
+    }
+
+    /// Keeps the program in a cache, and says where.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) without the program; otherwise what making files gives.
+    #[cfg(feature = "isolation")]
+    pub(crate) fn keep_program(cache: &Path) -> Result<PathBuf> {
+        keep_program(cache, program()?)
     }
 
     /// The directory to mount.
@@ -203,14 +212,23 @@ fn bind(directory: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
+fn program() -> Result<&'static [u8]> {
+    super::availability().map_err(|reason| Error::unsupported(format!("this build has no guest program: {reason}")))
+}
+
 /// Writes the program into the cache unless it is there, under a name that its content determines.
 fn keep_program(cache: &Path, program: &[u8]) -> Result<PathBuf> {
-    let digest: String = Sha256::digest(program)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect();
+    // Once in a process: the program is a part of it.
+    static DIGEST: OnceLock<String> = OnceLock::new();
+    let hexadecimal = || {
+        Sha256::digest(program)
+            .iter()
+            .map(|byte| format!("{byte:02x}"))
+            .collect()
+    };
+    let digest = DIGEST.get_or_init(hexadecimal);
     let directory = cache.join("guest");
-    let place = directory.join(&digest);
+    let place = directory.join(digest);
     let fail = |error| Error::io(format!("keep the guest program in {}", directory.display()), error);
     if fs::read(&place).is_ok_and(|kept| kept == program) {
         return Ok(place);

@@ -27,6 +27,8 @@ mod link;
 mod listener;
 mod net;
 mod outbox;
+#[cfg(feature = "isolation")]
+pub(crate) mod plan;
 mod process;
 mod session;
 mod stdio;

@@ -36,6 +36,15 @@ enum Inner {
 }
 
 impl Connection {
+    /// The socket itself, for one that this process has accepted: nobody else has a duplicate of it.
+    #[cfg(feature = "egress")]
+    pub(crate) fn into_socket(self) -> std::result::Result<TcpStream, Self> {
+        match self.0 {
+            Inner::Socket(socket) => Ok(socket),
+            stream => Err(Self(stream)),
+        }
+    }
+
     fn socket(fd: OwnedFd) -> io::Result<Self> {
         TcpStream::from_std(fd.into()).map(|socket| Self(Inner::Socket(socket)))
     }
@@ -95,6 +104,16 @@ impl AsyncWrite for Connection {
     }
 }
 
+#[cfg(feature = "egress")]
+impl crate::egress::Carried for Connection {
+    fn poll_delivered(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        match &self.0 {
+            Inner::Stream(stream) => stream.poll_closed(context).map(drop),
+            Inner::Socket(_) => Poll::Ready(()),
+        }
+    }
+}
+
 impl std::fmt::Debug for Connection {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Connection")
@@ -122,6 +141,15 @@ impl Listener {
     /// The address in the box, with the port that was chosen there. It is what the guest says; nothing here relies on it.
     pub fn local_addr(&self) -> SocketAddr {
         self.address
+    }
+
+    /// Whether it takes no connection any more: its link has ended.
+    #[cfg(feature = "egress")]
+    pub(crate) fn has_ended(&self) -> bool {
+        match &self.inner {
+            ListenerInner::Relayed { session, .. } => session.check().is_err(),
+            ListenerInner::Socket(_) => false,
+        }
     }
 
     /// The next connection from inside the box, with the address that it came from. Cancel safe.

@@ -55,6 +55,9 @@ pub struct SpawnOptions {
     pub output: Output,
     /// Another user than the guest's own.
     pub user: Option<User>,
+    /// Whose, by user and group id of this host, the pipes of a link that passes descriptors are. A program that runs as
+    /// somebody else than this process can open them again by name (`/dev/stderr`) only then. Needs root.
+    pub pipes_belong_to: Option<u32>,
 }
 
 /// What is known of a program.
@@ -122,6 +125,13 @@ impl Link {
                 (stdout, stdout_end, stderr, stderr_end)
             }
         };
+        if let Some(id) = options.pipes_belong_to {
+            let (uid, gid) = (rustix::fs::Uid::from_raw(id), rustix::fs::Gid::from_raw(id));
+            for pipe in &baggage.descriptors {
+                rustix::fs::fchown(pipe, Some(uid), Some(gid))
+                    .map_err(|error| Error::io("give a pipe to the box's user", error.into()))?;
+            }
+        }
         let bytes = |text: &OsStr| text.as_bytes().to_vec();
         let request = Request::Spawn {
             argv: frame::List(exec.argv.iter().map(|argument| bytes(argument)).collect()),

@@ -45,6 +45,15 @@ impl Failure {
         }
     }
 
+    /// The box got a network although its policy gives it none.
+    #[cfg(feature = "egress")]
+    pub(super) fn policy(what: impl std::fmt::Display) -> Self {
+        Self {
+            kind: ErrorKind::NetworkPolicy,
+            message: format!("the box was given up, because its network is not closed any more: {what}"),
+        }
+    }
+
     pub(super) fn error(&self) -> Error {
         Error::new(self.kind, self.message.clone())
     }

@@ -210,8 +210,13 @@ impl<A: Around> Runtime for Wrapped<A> {
         self.inner.published_port()
     }
 
-    fn host_url(&self, url: &str) -> Result<String> {
-        self.inner.host_url(url)
+    #[cfg(feature = "egress")]
+    fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        self.inner.egress_log()
+    }
+
+    async fn host_url(&self, url: &str) -> Result<String> {
+        self.inner.host_url(url).await
     }
 
     async fn create(&self) -> Result<()> {

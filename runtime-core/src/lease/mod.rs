@@ -35,6 +35,8 @@ use crate::lease::record::Record;
 use crate::registry::Registry;
 use crate::runtime::{BoxSpec, Runtime};
 
+#[cfg(all(feature = "conformance", target_os = "linux"))]
+pub(crate) use crate::lease::journal::DIRECTORY;
 pub(crate) use crate::lease::journal::at_exit;
 pub use crate::lease::reaper::{Damage, Outcome, ReapOptions, Reaped, Report, reap};
 

@@ -380,6 +380,8 @@ fn look(path: &Path) -> io::Result<Look> {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Look::Gone),
         file => file?,
     };
+    #[cfg(unix)]
+    is_own(&file)?;
     match fs2::FileExt::try_lock_exclusive(&file) {
         // Removed by another reaper, or replaced by its owner, since we opened it.
         Ok(()) if is_unlinked(&file)? => Ok(Look::Gone),
@@ -387,6 +389,17 @@ fn look(path: &Path) -> io::Result<Look> {
         Err(error) if is_contended(&error) => Ok(Look::Held(read(&file)?)),
         Err(error) => Err(error),
     }
+}
+
+/// What a journal says is done: paths are removed, engines are asked. So it must be this user's, wherever it is.
+#[cfg(unix)]
+fn is_own(file: &File) -> io::Result<()> {
+    let owner = std::os::unix::fs::MetadataExt::uid(&file.metadata()?);
+    if owner == rustix::process::geteuid().as_raw() {
+        return Ok(());
+    }
+    let message = format!("it belongs to user {owner}, who alone can reap it");
+    Err(io::Error::new(io::ErrorKind::PermissionDenied, message))
 }
 
 fn read(mut file: &File) -> io::Result<Contents> {
@@ -561,9 +574,10 @@ impl Work<'_> {
         }
         let namesakes = self.living.get(&record.name).into_iter().flatten();
         let mut twins = namesakes.filter(|living| {
-            // Where the ids differ they tell the two apart.
+            // Where the ids differ they tell the two apart, and so does what a deletion goes by.
             let same_id = record.id.is_none() || living.id.is_none() || record.id == living.id;
-            living.provider == record.provider && living.run_scope == record.run_scope && same_id
+            let same_target = living.provider == record.provider && living.context == record.context;
+            same_target && living.run_scope == record.run_scope && same_id
         });
         if twins.next().is_some() {
             return Some((Outcome::InUse, None));

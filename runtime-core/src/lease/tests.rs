@@ -353,7 +353,7 @@ async fn an_expired_box_is_confirmed_and_not_believed() {
 }
 
 #[tokio::test]
-async fn a_name_that_a_living_owner_uses_is_not_deleted_unless_ids_tell_the_two_apart() {
+async fn a_name_that_a_living_owner_uses_is_not_deleted_unless_ids_or_contexts_tell_the_two_apart() {
     let bench = Bench::new();
     let provider = Counting::new();
     let living = bench.journal();
@@ -367,10 +367,14 @@ async fn a_name_that_a_living_owner_uses_is_not_deleted_unless_ids_tell_the_two_
         run_scope: "run/2".into(),
         ..record("twin")
     };
-    bench.dead([record("twin"), other_id, other_run]);
+    let other_key = Record {
+        context: BTreeMap::from([("create".into(), "0123".into())]),
+        ..record("twin")
+    };
+    bench.dead([record("twin"), other_id, other_run, other_key]);
     let report = bench.reap(&provider).await;
     let in_use: Vec<_> = report.remaining().map(|reaped| reaped.outcome).collect();
-    assert_eq!((report.deleted(), in_use), (2, vec![Outcome::InUse]));
+    assert_eq!((report.deleted(), in_use), (3, vec![Outcome::InUse]));
     living.finish(key).unwrap();
     assert_eq!(bench.reap(&provider).await.deleted(), 1);
 }

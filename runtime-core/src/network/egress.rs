@@ -52,6 +52,14 @@ impl EgressPolicy {
         }
     }
 
+    /// [`setup`](Self::setup) with services of the framework, which may be on this host's loopback.
+    pub fn setup_with(routes: Routes) -> Self {
+        Self {
+            routes,
+            ..Self::setup()
+        }
+    }
+
     /// Nothing at all, until something else is switched on.
     pub fn closed() -> Self {
         Self::execution(Policy::framework_only(), Routes::none())

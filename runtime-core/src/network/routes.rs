@@ -129,6 +129,19 @@ impl Routes {
     }
 }
 
+/// Each origin once, in the order given.
+impl FromIterator<Origin> for Routes {
+    fn from_iter<I: IntoIterator<Item = Origin>>(origins: I) -> Self {
+        let mut routes = Vec::new();
+        for origin in origins {
+            if !routes.contains(&origin) {
+                routes.push(origin);
+            }
+        }
+        Self(routes)
+    }
+}
+
 impl<'a> IntoIterator for &'a Routes {
     type Item = &'a Origin;
     type IntoIter = std::slice::Iter<'a, Origin>;

@@ -30,7 +30,7 @@ use crate::tree;
 pub(crate) const MARKER: &str = "RUNTIME_SANDBOX_DIR";
 
 /// Where boxes live below the cache directory.
-const PARENT: &str = "runtimes/subprocess";
+pub(super) const PARENT: &str = "runtimes/subprocess";
 
 /// What a lease says of a box: its directory, and the claim that tells this box from another of the same name.
 pub(crate) const DIR: &str = "dir";
@@ -301,7 +301,7 @@ fn claim_path(dir: &Path) -> PathBuf {
 }
 
 /// Two boxes must never share a directory, so this one must be new.
-fn create_directory(dir: &Path, claim: &str) -> Result<()> {
+pub(super) fn create_directory(dir: &Path, claim: &str) -> Result<()> {
     let explain = |error: io::Error| match error.kind() {
         io::ErrorKind::AlreadyExists => Error::new(
             ErrorKind::AlreadyExists,

@@ -101,15 +101,15 @@ pub(crate) fn run_isolated<F: Future<Output = ()>>(name: &str, body: impl FnOnce
 
 const GOOD_ADDRESSES: [&str; 3] = [GOOD, OTHER, GOOD6];
 
-/// A test in a namespace.
+/// Tests, each in a namespace.
 macro_rules! isolated {
-    ($(#[$meta:meta])* async fn $name:ident() $body:block) => {
+    ($($(#[$meta:meta])* async fn $name:ident() $body:block)*) => {$(
         $(#[$meta])*
         #[test]
         fn $name() {
             $crate::world::run_isolated(concat!(module_path!(), "::", stringify!($name)), || async $body);
         }
-    };
+    )*};
 }
 pub(crate) use isolated;
 

@@ -94,6 +94,7 @@ fn requests() -> Vec<Request> {
         },
         Request::Stats {},
         Request::Watch {},
+        Request::Resolver { reachable: true },
         Request::Ping {},
         Request::Shutdown {},
         Request::Data { bytes: vec![1; 1000] },

@@ -23,6 +23,7 @@ use tokio::time::{Instant, sleep};
 use super::host::{self, HostProcess, Leftovers};
 use super::request::{self, MARKER};
 use super::start_failure;
+use crate::config::EngineKind;
 use crate::engine::Engine;
 
 /// Bytes of each stream that are kept while the other one is read. Both come over one connection, so an unread stream
@@ -43,6 +44,10 @@ const MOST_HELD: usize = 64 << 10;
 
 /// How long a status that looks like a refusal of the kernel may wait for its reason.
 const REFUSAL_GRACE: Duration = Duration::from_millis(100);
+
+/// How long the reader of a killed program's output may take before the rest is thrown away. Podman's monitor tells of
+/// an end only once it is rid of the output.
+const KILLED_OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// How long a status that looks like the box's death may wait for the news of it.
 const DEATH_GRACE: Duration = Duration::from_millis(100);
@@ -93,6 +98,7 @@ impl Commands {
             state: Mutex::new(State::default()),
             phase: watch::Sender::new(Phase::Starting),
             eof: watch::Sender::new(false),
+            killed: watch::Sender::new(false),
             wake: Notify::new(),
         });
         // From here on a dropped future kills what may have been started.
@@ -204,6 +210,8 @@ struct Inner {
     state: Mutex<State>,
     phase: watch::Sender<Phase>,
     eof: watch::Sender<bool>,
+    /// SIGKILL was sent.
+    killed: watch::Sender<bool>,
     /// Wakes the watch from its laziness.
     wake: Notify,
 }
@@ -235,6 +243,7 @@ impl Inner {
         let mut sinks = Sinks {
             out: Some(out),
             err: Some(err),
+            killed: (self.commands.engine.kind == EngineKind::Podman).then(|| self.killed.subscribe()),
         };
         let mut held: Vec<LogOutput> = Vec::new();
         let mut held_bytes = 0;
@@ -457,6 +466,9 @@ impl Inner {
     /// Signals the group of the program.
     async fn signal_group(&self, signal: Signal) -> Result<()> {
         self.find().await?;
+        if signal == Signal::KILL {
+            self.killed.send_replace(true);
+        }
         let process = lock(&self.state).process.clone();
         if let Some(process) = process {
             match process.signal_group(signal.number()) {
@@ -551,6 +563,8 @@ impl Commands {
 struct Sinks {
     out: Option<DuplexStream>,
     err: Option<DuplexStream>,
+    /// Told of a kill, where output that nobody reads would keep its end from being known.
+    killed: Option<watch::Receiver<bool>>,
 }
 
 impl Sinks {
@@ -560,9 +574,23 @@ impl Sinks {
             LogOutput::StdOut { message } | LogOutput::Console { message } => (&mut self.out, message),
             LogOutput::StdIn { .. } => return,
         };
-        if let Some(writer) = sink
-            && writer.write_all(&bytes).await.is_err()
-        {
+        let Some(writer) = sink else { return };
+        let killed = self.killed.as_mut();
+        let abandoned = async {
+            if let Some(killed) = killed
+                && killed.wait_for(|killed| *killed).await.is_ok()
+            {
+                sleep(KILLED_OUTPUT_GRACE).await;
+            } else {
+                std::future::pending().await
+            }
+        };
+        let is_taken = tokio::select! {
+            biased;
+            written = writer.write_all(&bytes) => written.is_ok(),
+            () = abandoned => false,
+        };
+        if !is_taken {
             *sink = None;
         }
     }

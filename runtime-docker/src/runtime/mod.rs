@@ -1,5 +1,6 @@
 //! One container as a [`Runtime`].
 
+mod network;
 mod orphan;
 mod provision;
 mod way;
@@ -11,7 +12,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
+use runtime_core::egress::EgressLog;
 use runtime_core::guest::{GuestBox, Rendezvous};
+use runtime_core::network::{Policy, Routes, no_proxy_env};
 use runtime_core::{
     BoxSpec, ByteStream, Capabilities, Collect, Content, DirEntry, Env, Error, ErrorKind, Exec, Metadata, Output,
     PartialOutput, Process, Result, Runtime, WriteOptions, collect,
@@ -19,13 +22,14 @@ use runtime_core::{
 use serde_json::{Map, Value};
 use tokio::sync::watch;
 
+use self::network::BoxNet;
 pub(crate) use self::orphan::delete_orphan;
 use self::way::Way;
 use crate::config::{ContainerConfig, EngineKind, ExecMode};
 use crate::connect::{self, Surroundings};
 use crate::engine::Engine;
 use crate::exec::Commands;
-use crate::{SERVICE_PORT, capabilities, environment, image};
+use crate::{SERVICE_PORT, capabilities, image};
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -43,6 +47,8 @@ struct Ready {
     /// `NO_PROXY` entries that the image brings.
     image_env: Env,
     service: Option<u16>,
+    /// Only with a guest.
+    network: Option<BoxNet>,
 }
 
 #[derive(Default)]
@@ -70,9 +76,10 @@ impl ContainerRuntime {
     /// The handle on a container that does not exist yet.
     ///
     /// # Errors
-    /// [`Unsupported`](ErrorKind::Unsupported) naming `allow` or `block` for a network policy.
+    /// [`Unsupported`](ErrorKind::Unsupported) naming `allow` or `block` for a network policy that cannot be enforced:
+    /// in engine mode and on a container that is somebody else's.
     pub(crate) fn new(kind: EngineKind, config: ContainerConfig, spec: BoxSpec) -> Result<Self> {
-        config.refuse_policy()?;
+        config.check_policy()?;
         Ok(Self {
             kind,
             config,
@@ -99,14 +106,21 @@ impl ContainerRuntime {
         Ok(&self.ready()?.backend)
     }
 
-    /// The program's environment: what callers give, and loopback past any proxy.
-    fn environment(&self, mut exec: Exec) -> Result<Exec> {
-        let image = &self.ready()?.image_env;
-        for name in environment::NO_PROXY {
-            let value = environment::no_proxy(image, &exec.env);
-            exec.env.set(name, value);
-        }
+    /// The program's environment: what callers give, and the way to the network, past it or through our proxy.
+    fn environment(&self, mut exec: Exec, background: bool) -> Result<Exec> {
+        let ready = self.ready()?;
+        let variables = match &ready.network {
+            Some(network) => network.environment(&exec.env, background),
+            None => no_proxy_env(&ready.image_env, &exec.env),
+        };
+        exec.env = exec.env.layered(&variables);
         Ok(exec)
+    }
+
+    /// The network of a box with a guest.
+    fn network(&self) -> Result<&BoxNet> {
+        let network = self.ready()?.network.as_ref();
+        network.ok_or_else(|| self.config.no_policy("in engine mode, which has no guest to prove it"))
     }
 
     /// Removes what a way that did not work has left.
@@ -142,9 +156,9 @@ impl Runtime for ContainerRuntime {
         match self.ready.get().map(|ready| (ready.way, &ready.backend)) {
             None => capabilities::of(self.kind, &self.config),
             Some((Way::Engine, Backend::Engine(commands))) => {
-                capabilities::engine(commands.is_local(), commands.engine.endpoint.is_local())
+                capabilities::engine(self.kind, commands.is_local(), commands.engine.endpoint.is_local())
             }
-            Some(_) => capabilities::guest(),
+            Some(_) => capabilities::of_guest(&self.config),
         }
     }
 
@@ -167,13 +181,20 @@ impl Runtime for ContainerRuntime {
     }
 
     fn lease_context(&self) -> BTreeMap<String, String> {
-        let mut context = BTreeMap::from([("container".to_owned(), self.name.clone())]);
+        if self.config.container.is_some() {
+            return BTreeMap::from([(orphan::BORROWED.to_owned(), "true".to_owned())]);
+        }
+        let reference = self.config.image.as_deref().unwrap_or(self.kind.default_image());
+        let mut context = BTreeMap::from([
+            (orphan::CONTAINER.to_owned(), self.name.clone()),
+            (orphan::IMAGE.to_owned(), reference.to_owned()),
+        ]);
         if let Ok(Some(endpoint)) = connect::find(self.kind, self.config.host.as_deref(), &Surroundings::current()) {
-            context.insert("host".to_owned(), endpoint.address());
+            context.insert(orphan::HOST.to_owned(), endpoint.address());
         }
         if let Ok(directories) = self.spec.cache.join(self.directories()) {
             let directory = directories.join(&self.name);
-            context.insert("dir".to_owned(), directory.to_string_lossy().into_owned());
+            context.insert(orphan::DIRECTORY.to_owned(), directory.to_string_lossy().into_owned());
         }
         context
     }
@@ -246,11 +267,14 @@ impl Runtime for ContainerRuntime {
         if let Some(Backend::Guest(guest)) = backend {
             guest.close();
         }
+        if let Some(network) = self.ready.get().and_then(|ready| ready.network.as_ref()) {
+            network.stop().await;
+        }
         self.remove_directory()
     }
 
     async fn spawn(&self, exec: Exec) -> Result<Process> {
-        let exec = self.environment(exec)?;
+        let exec = self.environment(exec, false)?;
         match self.backend()? {
             Backend::Guest(guest) => guest.spawn(&exec).await,
             Backend::Engine(commands) => commands.spawn(exec).await,
@@ -258,7 +282,7 @@ impl Runtime for ContainerRuntime {
     }
 
     async fn run(&self, exec: Exec, mut options: Collect) -> Result<Output> {
-        let exec = self.environment(exec)?;
+        let exec = self.environment(exec, false)?;
         let started = tokio::time::Instant::now();
         let starts = async {
             match self.backend()? {
@@ -292,7 +316,7 @@ impl Runtime for ContainerRuntime {
     }
 
     async fn spawn_background(&self, exec: Exec, log: &Path) -> Result<()> {
-        let exec = self.environment(exec)?;
+        let exec = self.environment(exec, true)?;
         match self.backend()? {
             Backend::Guest(guest) => guest.spawn_background(&exec, log).await,
             Backend::Engine(commands) => commands.spawn_background(exec, log).await,
@@ -387,6 +411,26 @@ impl Runtime for ContainerRuntime {
                 "in engine mode a box publishes only port {SERVICE_PORT}"
             ))),
         }
+    }
+
+    async fn host_url(&self, url: &str) -> Result<String> {
+        match &self.ready()?.network {
+            Some(network) => network.host_url(url).await,
+            None => Ok(url.to_owned()),
+        }
+    }
+
+    fn egress_log(&self) -> Option<EgressLog> {
+        let network = self.ready.get()?.network.as_ref()?;
+        self.config.is_restricted().then(|| network.log())
+    }
+
+    async fn open_network(&self) -> Result<()> {
+        self.network()?.open().await
+    }
+
+    async fn restrict_network(&self, policy: &Policy, routes: &Routes) -> Result<()> {
+        self.network()?.close(policy, routes).await
     }
 
     fn published_port(&self) -> Option<u16> {

@@ -4,9 +4,11 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 
+use runtime_core::box_network::BoxNetwork;
 use runtime_core::guest::{self, GuestBox, users};
 use runtime_core::{Collect, Env, Error, ErrorKind, Exec, Result, Runtime, StdinMode};
 
+use super::network::BoxNet;
 use super::way::{self, Way};
 use super::{Backend, ContainerRuntime, Ready, lock};
 use crate::config::{EngineKind, ExecMode};
@@ -32,6 +34,15 @@ impl ContainerRuntime {
         } else {
             &[Way::Stdio]
         };
+        if self.config.is_restricted() {
+            if let Some(reason) = no_guest {
+                return Err(self.config.no_policy(&format!("without the guest, and {reason}")));
+            }
+            return Ok(match self.config.exec {
+                ExecMode::Stdio => vec![Way::Stdio],
+                _ => guest_ways.to_vec(),
+            });
+        }
         match (self.config.exec, no_guest) {
             (ExecMode::Engine, _) | (ExecMode::Auto, Some(_)) => Ok(vec![Way::Engine]),
             (ExecMode::Guest | ExecMode::Stdio, Some(reason)) => {
@@ -102,6 +113,7 @@ impl ContainerRuntime {
                     way,
                     image_env,
                     service: Some(service),
+                    network: None,
                 });
             }
         };
@@ -115,13 +127,28 @@ impl ContainerRuntime {
             .create_dir(workdir)
             .await
             .map_err(|error| error.with_field("workdir"))?;
+        if self.config.is_restricted() {
+            guest.confine().await?;
+        }
+        let network = self.box_network(engine, &id, &guest, &image_env).await?;
         crate::guest::watch_end(&guest.link, engine.clone(), id, self.stopping.subscribe());
         Ok(Ready {
             backend: Backend::Guest(Arc::new(guest)),
             way,
             image_env,
             service: None,
+            network: Some(network),
         })
+    }
+
+    async fn box_network(&self, engine: &Engine, id: &str, guest: &GuestBox, image_env: &Env) -> Result<BoxNet> {
+        let inside = BoxNetwork::builder(self.spec.name.as_str(), guest.link.clone())
+            .policy(self.config.policy())
+            .image_env(image_env.clone())
+            .start()
+            .await?;
+        let resolver = create::needs_blocked_resolver(self.kind, &self.config).then(|| guest.link.clone());
+        Ok(BoxNet::new(engine.clone(), id.to_owned(), inside, resolver))
     }
 
     /// Makes the workdir, starts the container and looks at its process 1.
@@ -246,11 +273,13 @@ impl ContainerRuntime {
         if self.config.exec != ExecMode::Engine {
             match self.borrow_by_guest(engine, &id, &user, &image_env).await {
                 Ok(guest) => {
+                    let network = self.box_network(engine, &id, &guest, &image_env).await?;
                     return Ok(Ready {
                         backend: Backend::Guest(Arc::new(guest)),
                         way: Way::Stdio,
                         image_env,
                         service: None,
+                        network: Some(network),
                     });
                 }
                 Err(error) if self.config.exec == ExecMode::Auto => {
@@ -266,6 +295,7 @@ impl ContainerRuntime {
             backend: Backend::Engine(commands),
             way: Way::Engine,
             image_env,
+            network: None,
         })
     }
 

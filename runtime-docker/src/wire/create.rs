@@ -61,6 +61,16 @@ pub(crate) fn request(
         mounts: (!config.mounts.is_empty()).then(|| config.mounts.iter().map(mount).collect()),
         ..HostConfig::default()
     };
+    if config.is_restricted() {
+        // Not what keeps the network closed, but there is no use for either in such a box. Where the engine's resolver
+        // has to be blocked, the guest needs one of them; its programs get neither.
+        if needs_blocked_resolver(kind, config) {
+            host.cap_add = Some(vec!["NET_ADMIN".to_owned()]);
+            host.cap_drop = Some(vec!["NET_RAW".to_owned()]);
+        } else {
+            host.cap_drop = Some(["NET_ADMIN", "NET_RAW"].map(str::to_owned).to_vec());
+        }
+    }
     gpus(kind, config, &mut host)?;
 
     let mut body = ContainerCreateBody {
@@ -109,6 +119,12 @@ pub(crate) fn request(
     body.env = Some(env);
     body.host_config = Some(host);
     Ok(body)
+}
+
+/// Whether the engine's own resolver stays in the box after it was disconnected: Docker's on its user's networks.
+pub(crate) fn needs_blocked_resolver(kind: EngineKind, config: &ContainerConfig) -> bool {
+    let own = !matches!(config.network.as_deref(), None | Some("bridge" | "default" | "none"));
+    kind == EngineKind::Docker && own && config.is_restricted()
 }
 
 fn signed(bytes: u64) -> i64 {
@@ -245,6 +261,23 @@ mod tests {
             (&host["Mounts"][1]["Type"], &host["Mounts"][1]["ReadOnly"]),
             (&json!("volume"), &json!(false))
         );
+    }
+
+    #[test]
+    fn a_restricted_box_has_no_capability_for_the_network() {
+        let restricted = body(EngineKind::Docker, json!({"allow": ["a.com"]}), &Init::KeepAlive);
+        assert_eq!(restricted["HostConfig"]["CapDrop"], json!(["NET_ADMIN", "NET_RAW"]));
+        let own = body(
+            EngineKind::Docker,
+            json!({"allow": ["a.com"], "network": "mine"}),
+            &Init::KeepAlive,
+        );
+        assert_eq!(
+            (&own["HostConfig"]["CapAdd"], &own["HostConfig"]["CapDrop"]),
+            (&json!(["NET_ADMIN"]), &json!(["NET_RAW"]))
+        );
+        let open = body(EngineKind::Docker, json!({}), &Init::KeepAlive);
+        assert!(open["HostConfig"].get("CapDrop").is_none());
     }
 
     #[test]

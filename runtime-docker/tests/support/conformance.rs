@@ -23,6 +23,21 @@ struct Engine {
     has_short_names: bool,
 }
 
+impl Engine {
+    fn boxed(&self, allow: &[&str]) -> Box<dyn RuntimeConfig> {
+        let mut config = support::config(self.kind, "busybox", self.exec);
+        if self.has_short_names {
+            // That file system takes names of 251 bytes only.
+            config.tmpfs.insert("/app".to_owned(), "exec,mode=755".to_owned());
+        }
+        config.allow = allow.iter().map(|&rule| rule.to_owned()).collect();
+        match self.kind {
+            EngineKind::Docker => Box::new(DockerConfig(config)),
+            EngineKind::Podman => Box::new(PodmanConfig(config)),
+        }
+    }
+}
+
 #[async_trait]
 impl Target for Engine {
     fn name(&self) -> &str {
@@ -30,15 +45,11 @@ impl Target for Engine {
     }
 
     fn config(&self) -> Box<dyn RuntimeConfig> {
-        let mut config = support::config(self.kind, "busybox", self.exec);
-        if self.has_short_names {
-            // That file system takes names of 251 bytes only.
-            config.tmpfs.insert("/app".to_owned(), "exec,mode=755".to_owned());
-        }
-        match self.kind {
-            EngineKind::Docker => Box::new(DockerConfig(config)),
-            EngineKind::Podman => Box::new(PodmanConfig(config)),
-        }
+        self.boxed(&["*"])
+    }
+
+    fn restricted(&self, allow: &[&str]) -> Option<Box<dyn RuntimeConfig>> {
+        Some(self.boxed(allow))
     }
 
     fn cache(&self) -> CacheDir {

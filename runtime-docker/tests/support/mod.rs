@@ -1,4 +1,5 @@
 //! What the tests on real engines share: which engine, which way, and what is left behind.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::process::{Command, Stdio};
 use std::sync::OnceLock;
@@ -72,6 +73,7 @@ pub(crate) fn config(kind: EngineKind, name: &str, exec: ExecMode) -> ContainerC
 }
 
 /// Ids of the containers of a box, running or not.
+#[allow(dead_code, reason = "the escape suite has no use for it")]
 pub(crate) fn containers_of(kind: EngineKind, name: &str) -> Result<Vec<String>, String> {
     let filter = format!("label=runtime-sandbox.name={name}");
     let listed = client(kind, &["ps", "--all", "--quiet", "--no-trunc", "--filter", &filter])?;

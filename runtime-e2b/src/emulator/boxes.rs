@@ -10,6 +10,7 @@ use serde_json::{Value, json};
 use super::place::Place;
 use super::process::Processes;
 use super::state::{BoxInfo, State, text_of};
+use super::watching::Watchers;
 
 #[derive(Debug)]
 pub(super) struct EmulatedBox {
@@ -19,6 +20,7 @@ pub(super) struct EmulatedBox {
     pub(super) token: String,
     pub(super) env: BTreeMap<String, String>,
     pub(super) processes: Processes,
+    pub(super) watchers: Watchers,
     envd_version: String,
     metadata: BTreeMap<String, String>,
     started: SystemTime,
@@ -55,6 +57,7 @@ impl EmulatedBox {
             token: random_id(),
             env: order.env,
             processes: Processes::default(),
+            watchers: Watchers::default(),
             envd_version: state.envd_version(),
             metadata: order.metadata,
             started: SystemTime::now(),

@@ -3,8 +3,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use http::{HeaderValue, Method, Request, StatusCode};
-use hyper::body::Incoming;
+use http::{HeaderValue, Method, StatusCode};
 use ipnet::IpNet;
 use runtime_core::names::random_hex;
 use serde::Deserialize;
@@ -12,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::boxes::{EmulatedBox, Order};
 use super::place::Place;
-use super::server::{Answer, decode, empty, failure, json as answer, parse_query, query, read};
+use super::server::{Answer, Whole, decode, empty, failure, json as answer, parse_query, query, read};
 use super::state::State;
 
 #[derive(Debug, Deserialize)]
@@ -30,7 +29,7 @@ struct CreateBody {
     network: Option<Value>,
 }
 
-pub(super) async fn handle(state: &Arc<State>, request: Request<Incoming>) -> Answer {
+pub(super) async fn handle(state: &Arc<State>, request: Whole) -> Answer {
     let key = request.headers().get("x-api-key");
     if key.is_none_or(|key| key.as_bytes() != state.api_key.as_bytes()) {
         return failure(StatusCode::UNAUTHORIZED, "the API key is missing or wrong");
@@ -98,7 +97,7 @@ fn lifetime(state: &State, asked: Option<i64>, default: u64) -> Result<u64, Box<
     Ok(seconds)
 }
 
-async fn create(state: &Arc<State>, request: Request<Incoming>, default: u64) -> Answer {
+async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
     let Ok(body) = read(request).await else {
         return failure(StatusCode::BAD_REQUEST, "no body");
     };
@@ -119,7 +118,7 @@ async fn create(state: &Arc<State>, request: Request<Incoming>, default: u64) ->
         );
     };
     let id = format!("i{}", random_hex(20));
-    let place = match Place::new(id.clone(), state.dir.join(&id), state.isolated).await {
+    let place = match Place::new(id.clone(), state.dir().join(&id), state.isolated).await {
         Ok(place) => place,
         Err(error) => {
             return failure(
@@ -143,7 +142,7 @@ async fn create(state: &Arc<State>, request: Request<Incoming>, default: u64) ->
     answer(StatusCode::CREATED, &made.created())
 }
 
-fn list(state: &State, request: &Request<Incoming>) -> Answer {
+fn list(state: &State, request: &Whole) -> Answer {
     let query = query(request);
     let get = |name: &str| {
         query
@@ -186,12 +185,12 @@ fn list(state: &State, request: &Request<Incoming>) -> Answer {
     answer
 }
 
-async fn timeout_of(request: Request<Incoming>) -> Option<i64> {
+async fn timeout_of(request: Whole) -> Option<i64> {
     let body = read(request).await.ok()?;
     serde_json::from_slice::<Value>(&body).ok()?.get("timeout")?.as_i64()
 }
 
-async fn connect(state: &Arc<State>, id: &str, request: Request<Incoming>) -> Answer {
+async fn connect(state: &Arc<State>, id: &str, request: Whole) -> Answer {
     let timeout = match lifetime(state, timeout_of(request).await, 300) {
         Ok(timeout) => timeout,
         Err(refusal) => return *refusal,
@@ -207,7 +206,7 @@ async fn connect(state: &Arc<State>, id: &str, request: Request<Incoming>) -> An
     )
 }
 
-async fn set_timeout(state: &Arc<State>, id: &str, request: Request<Incoming>) -> Answer {
+async fn set_timeout(state: &Arc<State>, id: &str, request: Whole) -> Answer {
     let Some(seconds) = timeout_of(request).await else {
         return failure(StatusCode::BAD_REQUEST, "timeout is needed");
     };
@@ -221,7 +220,7 @@ async fn set_timeout(state: &Arc<State>, id: &str, request: Request<Incoming>) -
     empty(StatusCode::NO_CONTENT)
 }
 
-async fn network(state: &Arc<State>, id: &str, request: Request<Incoming>) -> Answer {
+async fn network(state: &Arc<State>, id: &str, request: Whole) -> Answer {
     let Ok(body) = read(request).await else {
         return failure(StatusCode::BAD_REQUEST, "no body");
     };

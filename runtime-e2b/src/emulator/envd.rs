@@ -1,6 +1,7 @@
 //! envd: finds the box of a request, checks its token, and lets the box handle it.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode};
@@ -13,9 +14,9 @@ use super::boxes::EmulatedBox;
 use super::control::gone;
 use super::server::{Answer, empty, failure, full, read};
 use super::state::State;
-use super::{files, filesystem, process, proxy};
+use super::{files, filesystem, process, proxy, signature};
 use crate::endpoints::ENVD_PORT;
-use crate::wire::envelope::{self, END_OF_STREAM};
+use crate::wire::envelope::{self, Decoder, END_OF_STREAM};
 use crate::wire::rpc::Code;
 
 /// The box and port that a request is for, and the path on that port.
@@ -57,10 +58,15 @@ pub(super) async fn handle(state: &Arc<State>, request: Request<Incoming>) -> An
     if plain == "/health" {
         return empty(StatusCode::NO_CONTENT);
     }
-    // Signatures are not emulated, so the token is needed for files too.
-    let token = request.headers().get("x-access-token");
-    if token.is_none_or(|token| token.as_bytes() != found.token.as_bytes()) {
-        return failure(StatusCode::UNAUTHORIZED, "the access token is missing or wrong");
+    let may_pass = match request.headers().get("x-access-token") {
+        Some(token) => token.as_bytes() == found.token.as_bytes(),
+        None => plain == "/files" && signature::is_good(&request, &found.token),
+    };
+    if !may_pass {
+        return failure(
+            StatusCode::UNAUTHORIZED,
+            "the access token, or the signature of the URL, is missing or wrong",
+        );
     }
     let shared_home = place.shared_home.clone();
     let handled = place.run(async move {
@@ -70,7 +76,7 @@ pub(super) async fn handle(state: &Arc<State>, request: Request<Incoming>) -> An
             (Method::POST, "/files") => files::upload(&users, request).await,
             (Method::POST, path) => match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
                 Some(("process.Process", method)) => process::handle(&found, &users, method, request).await,
-                Some(("filesystem.Filesystem", method)) => filesystem::handle(&users, method, request).await,
+                Some(("filesystem.Filesystem", method)) => filesystem::handle(&found, &users, method, request).await,
                 _ => failure(StatusCode::NOT_FOUND, "no such path"),
             },
             _ => failure(StatusCode::METHOD_NOT_ALLOWED, "no such method"),
@@ -262,6 +268,30 @@ pub(super) async fn message<T: Message + Default + DeserializeOwned>(
         .await
         .map_err(|error| RpcFailure::new(Code::Canceled, error.to_string()))?;
     codec.decode(&body)
+}
+
+/// The one message of a streaming call, out of its frame.
+pub(super) async fn framed<T>(codec: Codec, request: Request<Incoming>) -> Result<T, RpcFailure>
+where
+    T: prost::Message + Default + serde::de::DeserializeOwned,
+{
+    let body = read(request)
+        .await
+        .map_err(|error| RpcFailure::new(Code::Canceled, error.to_string()))?;
+    let mut decoder = Decoder::default();
+    decoder.push(body);
+    match decoder.next_frame() {
+        Ok(Some(frame)) => codec.decode(&frame.payload),
+        _ => Err(RpcFailure::new(Code::InvalidArgument, "malformed envelope")),
+    }
+}
+
+/// How often a stream is to say that nothing happened.
+pub(super) fn keepalive(headers: &HeaderMap) -> Duration {
+    let asked = headers
+        .get("keepalive-ping-interval")
+        .and_then(|value| value.to_str().ok()?.parse().ok());
+    Duration::from_secs(asked.unwrap_or(90).max(1))
 }
 
 /// A call of an unknown method.

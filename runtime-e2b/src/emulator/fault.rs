@@ -43,6 +43,16 @@ pub enum Action {
     Drop(Range<u64>),
     /// The body of the answer falls silent after so many bytes, for ever.
     Stall(u64),
+    /// The answer is a stream of frames, and breaks off after so many.
+    DropFrames(u64),
+    /// The answer is a stream of frames, and falls silent after so many, for ever.
+    StallFrames(u64),
+    /// The answer is a stream of frames, and its first one comes behind its second, as older daemons let it.
+    Reorder,
+    /// The body of the answer comes in chunks of so many bytes, which are no frames' boundaries.
+    Rechunk(usize),
+    /// The answer is a stream of frames, and claims that its frames are compressed.
+    ClaimCompressed,
 }
 
 impl Fault {
@@ -90,8 +100,17 @@ pub(super) enum Verdict {
     Close,
     LoseAnswer,
     Delay(Duration),
-    Drop(u64),
-    Stall(u64),
+    Distort(Distortion),
+}
+
+/// What is to happen to the body of an answer.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Distortion {
+    Bytes { left: u64, breaks: bool },
+    Frames { left: u64, breaks: bool },
+    Reorder,
+    Rechunk(usize),
+    ClaimCompressed,
 }
 
 #[derive(Debug)]
@@ -144,9 +163,26 @@ impl Faults {
                 Action::Delay(delay) => Verdict::Delay(*delay),
                 Action::Drop(range) => {
                     let span = range.end.saturating_sub(range.start) as f64;
-                    Verdict::Drop(range.start + (span * self.random.fraction()) as u64)
+                    Verdict::Distort(Distortion::Bytes {
+                        left: range.start + (span * self.random.fraction()) as u64,
+                        breaks: true,
+                    })
                 }
-                Action::Stall(after) => Verdict::Stall(*after),
+                Action::Stall(after) => Verdict::Distort(Distortion::Bytes {
+                    left: *after,
+                    breaks: false,
+                }),
+                Action::DropFrames(after) => Verdict::Distort(Distortion::Frames {
+                    left: *after,
+                    breaks: true,
+                }),
+                Action::StallFrames(after) => Verdict::Distort(Distortion::Frames {
+                    left: *after,
+                    breaks: false,
+                }),
+                Action::Reorder => Verdict::Distort(Distortion::Reorder),
+                Action::Rechunk(size) => Verdict::Distort(Distortion::Rechunk((*size).max(1))),
+                Action::ClaimCompressed => Verdict::Distort(Distortion::ClaimCompressed),
             });
         }
         None

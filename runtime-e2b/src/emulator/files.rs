@@ -6,6 +6,8 @@ use std::os::unix::fs::chown;
 use std::path::Path;
 
 use bytes::Bytes;
+use flate2::Compression;
+use flate2::write::{GzDecoder, GzEncoder};
 use http::{HeaderValue, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
@@ -98,6 +100,9 @@ pub(super) fn download(users: &Users, request: &Request<Incoming>) -> Answer {
         Ok(file) => file,
         Err(error) => return failed(&path, &error),
     };
+    if wants_gzip(request) {
+        return zipped(file);
+    }
     let size = metadata.len();
     let (status, from, length) = match range(request, size) {
         None => (StatusCode::OK, 0, size),
@@ -118,12 +123,11 @@ pub(super) fn download(users: &Users, request: &Request<Incoming>) -> Answer {
     tokio::spawn(async move {
         let mut left = length;
         while left > 0 {
-            let mut chunk = vec![0; usize::try_from(left).unwrap_or(CHUNK).min(CHUNK)];
-            match file.read(&mut chunk) {
+            let mut chunk = Vec::with_capacity(CHUNK);
+            match (&mut file).take(left.min(CHUNK as u64)).read_to_end(&mut chunk) {
                 // It became shorter meanwhile: what was promised cannot be kept.
                 Ok(0) | Err(_) => return,
                 Ok(count) => {
-                    chunk.truncate(count);
                     left -= count as u64;
                     if sender.send(Piece::Bytes(chunk.into())).await.is_err() {
                         return;
@@ -189,12 +193,12 @@ pub(super) async fn upload(users: &Users, request: Request<Incoming>) -> Answer 
         .get(http::header::CONTENT_TYPE)
         .and_then(|kind| kind.to_str().ok());
     let kind = kind.unwrap_or_default().to_owned();
-    if request.headers().contains_key(http::header::CONTENT_ENCODING) {
-        return failure(
-            StatusCode::UNSUPPORTED_MEDIA_TYPE,
-            "compressed uploads are not emulated",
-        );
-    }
+    let encoding = request.headers().get(http::header::CONTENT_ENCODING);
+    let gzipped = match encoding.map(HeaderValue::as_bytes) {
+        None | Some(b"identity") => false,
+        Some(b"gzip") => true,
+        Some(_) => return failure(StatusCode::BAD_REQUEST, "unsupported content encoding"),
+    };
     if let Some(boundary) = kind
         .strip_prefix("multipart/form-data")
         .and_then(|rest| rest.split_once("boundary="))
@@ -203,7 +207,14 @@ pub(super) async fn upload(users: &Users, request: Request<Incoming>) -> Answer 
         let Ok(body) = read(request).await else {
             return failure(StatusCode::BAD_REQUEST, "no body");
         };
-        return multipart(&body, &boundary, path, &user);
+        let body = match gzipped {
+            false => Ok(body),
+            true => unzipped(&body),
+        };
+        return match body {
+            Ok(body) => multipart(&body, &boundary, path, &user),
+            Err(error) => failure(StatusCode::BAD_REQUEST, format!("the body cannot be unpacked: {error}")),
+        };
     }
     if kind != "application/octet-stream" {
         return failure(StatusCode::BAD_REQUEST, format!("unsupported content type {kind:?}"));
@@ -211,9 +222,13 @@ pub(super) async fn upload(users: &Users, request: Request<Incoming>) -> Answer 
     let Some(path) = path else {
         return failure(StatusCode::BAD_REQUEST, "path is needed");
     };
-    let mut file = match open(&path, &user) {
+    let file = match open(&path, &user) {
         Ok(file) => file,
         Err(refusal) => return *refusal,
+    };
+    let mut file = match gzipped {
+        false => Target::Plain(file),
+        true => Target::Unzipping(Box::new(GzDecoder::new(file))),
     };
     let mut body = request.into_body();
     while let Some(frame) = body.frame().await {
@@ -226,7 +241,83 @@ pub(super) async fn upload(users: &Users, request: Request<Incoming>) -> Answer 
             return failed(&path, &error);
         }
     }
+    if let Err(error) = file.finish() {
+        return failure(StatusCode::BAD_REQUEST, format!("the body cannot be unpacked: {error}"));
+    }
     answer(StatusCode::OK, &[written(&path)])
+}
+
+/// Where the bytes of an upload go.
+enum Target {
+    Plain(File),
+    Unzipping(Box<GzDecoder<File>>),
+}
+
+impl Target {
+    fn write_all(&mut self, bytes: &[u8]) -> io::Result<()> {
+        match self {
+            Self::Plain(file) => file.write_all(bytes),
+            Self::Unzipping(file) => file.write_all(bytes),
+        }
+    }
+
+    fn finish(self) -> io::Result<()> {
+        match self {
+            Self::Plain(_) => Ok(()),
+            Self::Unzipping(file) => file.finish().map(drop),
+        }
+    }
+}
+
+fn unzipped(body: &[u8]) -> io::Result<Bytes> {
+    let mut decoder = GzDecoder::new(Vec::new());
+    decoder.write_all(body)?;
+    decoder.finish().map(Bytes::from)
+}
+
+/// Whether the whole file may be sent compressed: it is asked for, and no part of it is.
+fn wants_gzip(request: &Request<Incoming>) -> bool {
+    let accepted = request.headers().get(http::header::ACCEPT_ENCODING);
+    let accepted = accepted.and_then(|value| value.to_str().ok()).unwrap_or_default();
+    let mut names = accepted.split(',').map(|part| {
+        let mut words = part.split(';').map(str::trim);
+        (words.next().unwrap_or_default(), words.next())
+    });
+    names.any(|(name, quality)| name.eq_ignore_ascii_case("gzip") && quality != Some("q=0"))
+        && !request.headers().contains_key(http::header::RANGE)
+}
+
+/// Sends a file compressed, to its end whatever its length says.
+fn zipped(mut file: File) -> Answer {
+    let (sender, body) = channel(4);
+    tokio::spawn(async move {
+        let mut encoder = GzEncoder::new(Vec::new(), Compression::fast());
+        let mut chunk = vec![0; CHUNK];
+        loop {
+            let packed = match file.read(&mut chunk) {
+                Err(_) => return,
+                Ok(0) => break,
+                Ok(count) => encoder.write_all(&chunk[..count]),
+            };
+            let ready = std::mem::take(encoder.get_mut());
+            if packed.is_err() || (!ready.is_empty() && sender.send(Piece::Bytes(ready.into())).await.is_err()) {
+                return;
+            }
+        }
+        let Ok(rest) = encoder.finish() else { return };
+        if sender.send(Piece::Bytes(rest.into())).await.is_ok() {
+            let _ = sender.send(Piece::End).await;
+        }
+    });
+    let mut answer = Response::new(body);
+    let headers = answer.headers_mut();
+    headers.insert(http::header::CONTENT_ENCODING, HeaderValue::from_static("gzip"));
+    headers.insert(http::header::VARY, HeaderValue::from_static("Accept-Encoding"));
+    headers.insert(
+        http::header::CONTENT_TYPE,
+        HeaderValue::from_static("application/octet-stream"),
+    );
+    answer
 }
 
 /// The parts of a form: file name and content.

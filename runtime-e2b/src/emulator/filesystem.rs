@@ -8,23 +8,57 @@ use std::path::Path;
 use http::{Request, StatusCode};
 use hyper::body::Incoming;
 
-use super::envd::{Codec, RpcFailure, User, Users, message, resolve, unary, unimplemented};
+use super::envd::{
+    Box, Codec, RpcFailure, User, Users, failed_stream, framed, keepalive, message, resolve, unary, unimplemented,
+};
 use super::server::{Answer, failure};
+use super::watching;
 use crate::wire::filesystem::{
     EntryInfo, EntryResponse, FileType, ListDirRequest, ListDirResponse, MoveRequest, PathRequest, Timestamp,
 };
 use crate::wire::process::Empty;
 use crate::wire::rpc::Code;
+use crate::wire::watch::WatchDirRequest;
 
-pub(super) async fn handle(users: &Users, method: &str, request: Request<Incoming>) -> Answer {
-    let Some((codec, _)) = Codec::of(request.headers()) else {
+pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Request<Incoming>) -> Answer {
+    let Some((codec, streaming)) = Codec::of(request.headers()) else {
         return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unknown content type");
     };
+    if streaming != (method == "WatchDir") {
+        return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong content type for this method");
+    }
     let user = match users.of_call(request.headers()) {
         Ok(user) => user,
+        Err(failure) if streaming => return failed_stream(codec, &failure),
         Err(failure) => return unary::<Empty>(codec, Err(failure)),
     };
     match method {
+        "WatchDir" => {
+            let ping = keepalive(request.headers());
+            let watched = match framed::<WatchDirRequest>(codec, request).await {
+                Ok(message) => watching::stream(codec, &message, &user, ping),
+                Err(failure) => Err(failure),
+            };
+            watched.unwrap_or_else(|failure| failed_stream(codec, &failure))
+        }
+        "CreateWatcher" => unary(
+            codec,
+            message(codec, request)
+                .await
+                .and_then(|message| found.watchers.create(&message, &user)),
+        ),
+        "GetWatcherEvents" => unary(
+            codec,
+            message(codec, request)
+                .await
+                .and_then(|message| found.watchers.events(&message)),
+        ),
+        "RemoveWatcher" => unary(
+            codec,
+            message(codec, request)
+                .await
+                .and_then(|message| found.watchers.remove(&message)),
+        ),
         "Stat" => unary(
             codec,
             message(codec, request).await.and_then(|message| stat(&message, &user)),

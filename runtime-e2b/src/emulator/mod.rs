@@ -29,17 +29,22 @@
 
 mod boxes;
 mod control;
+mod distort;
 mod envd;
 mod fault;
 mod files;
 mod filesystem;
+mod home;
 mod place;
 mod process;
 mod proxy;
 mod server;
+mod signature;
 mod state;
 mod templates;
+mod watching;
 
+use std::collections::BTreeMap;
 use std::io;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -185,7 +190,12 @@ impl Emulator {
 
     /// How many boxes were ever created.
     pub fn created(&self) -> usize {
-        self.state.created()
+        self.state.creations().len()
+    }
+
+    /// The labels of every box that was ever created, oldest first.
+    pub fn creations(&self) -> Vec<BTreeMap<String, String>> {
+        self.state.creations()
     }
 
     /// The builds that were asked for.

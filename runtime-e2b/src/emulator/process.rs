@@ -1,6 +1,6 @@
 //! envd's package `process`: real processes.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::io;
 use std::os::unix::process::ExitStatusExt as _;
 use std::process::{ExitStatus, Stdio};
@@ -18,9 +18,10 @@ use tokio::process::{Child, ChildStdin, Command};
 use tokio::sync::{Notify, mpsc};
 
 use super::envd::{
-    Box, Codec, RpcFailure, User, Users, end_frame, failed_stream, message, resolve, unary, unimplemented,
+    Box, Codec, RpcFailure, User, Users, end_frame, failed_stream, framed, keepalive, message, resolve, unary,
+    unimplemented,
 };
-use super::server::{Answer, Piece, channel, failure, full, read};
+use super::server::{Answer, Piece, channel, failure, full};
 use crate::process::signal_name;
 use crate::wire::envelope::{self, Decoder};
 use crate::wire::process::{
@@ -45,7 +46,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 /// The processes of a box.
 #[derive(Debug, Default)]
-pub(super) struct Processes(Mutex<BTreeMap<u32, Arc<Process>>>, AtomicBool);
+pub(super) struct Processes(
+    Mutex<BTreeMap<u32, Arc<Process>>>,
+    AtomicBool,
+    /// Those that ended, oldest first.
+    Mutex<VecDeque<Arc<Process>>>,
+);
 
 #[derive(Debug)]
 struct Process {
@@ -72,6 +78,22 @@ impl Processes {
         found
             .cloned()
             .ok_or_else(|| RpcFailure::new(Code::NotFound, "process not found"))
+    }
+
+    /// Forgets what ended long ago.
+    fn forget(&self) {
+        let mut ended = lock(&self.2);
+        while ended.front().is_some_and(|oldest| oldest.is_forgotten()) {
+            let Some(oldest) = ended.pop_front() else { return };
+            let mut processes = lock(&self.0);
+            // Its id may be another's by now.
+            if processes
+                .get(&oldest.pid)
+                .is_some_and(|found| Arc::ptr_eq(found, &oldest))
+            {
+                processes.remove(&oldest.pid);
+            }
+        }
     }
 
     /// The box dies: nobody learns any more how its processes end.
@@ -169,22 +191,6 @@ pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Re
     }
 }
 
-/// The one message of a streaming call, out of its frame.
-async fn framed<T>(codec: Codec, request: Request<Incoming>) -> Result<T, RpcFailure>
-where
-    T: prost::Message + Default + serde::de::DeserializeOwned,
-{
-    let body = read(request)
-        .await
-        .map_err(|error| RpcFailure::new(Code::Canceled, error.to_string()))?;
-    let mut decoder = Decoder::default();
-    decoder.push(body);
-    match decoder.next_frame() {
-        Ok(Some(frame)) => codec.decode(&frame.payload),
-        _ => Err(RpcFailure::new(Code::InvalidArgument, "malformed envelope")),
-    }
-}
-
 fn list(found: &Box) -> ListResponse {
     let processes = lock(&found.processes.0);
     let running = processes.values().filter(|process| lock(&process.ended).is_none());
@@ -197,13 +203,6 @@ fn list(found: &Box) -> ListResponse {
             })
             .collect(),
     }
-}
-
-fn keepalive(headers: &HeaderMap) -> Duration {
-    let asked = headers
-        .get("keepalive-ping-interval")
-        .and_then(|value| value.to_str().ok()?.parse().ok());
-    Duration::from_secs(asked.unwrap_or(90).max(1))
 }
 
 fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, RpcFailure> {
@@ -319,6 +318,25 @@ fn subscribe(process: &Arc<Process>, codec: Codec, ping: Duration, limit: Option
 /// The search path of envd's own service.
 const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
+/// The path of a program that can be started without a shell: an executable file that is no script, whose format might
+/// need one.
+fn executable(program: &str, path: &str, cwd: &str) -> Option<std::path::PathBuf> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let can_start = |candidate: &std::path::PathBuf| {
+        let is_executable =
+            std::fs::metadata(candidate).is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0);
+        let mut magic = [0; 4];
+        is_executable
+            && std::fs::File::open(candidate).is_ok_and(|mut file| io::Read::read_exact(&mut file, &mut magic).is_ok())
+            && &magic == b"\x7fELF"
+    };
+    let below = |dir: &str| std::path::Path::new(cwd).join(dir).join(program);
+    match program.contains('/') {
+        true => Some(below("")).filter(can_start),
+        false => path.split(':').map(below).find(can_start),
+    }
+}
+
 fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process>, Child), RpcFailure> {
     let Some(config) = message.process else {
         return Err(RpcFailure::new(Code::InvalidArgument, "no process is given"));
@@ -334,10 +352,23 @@ fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process
         ));
     }
     let has_stdin = message.stdin.unwrap_or(true);
-    let mut command = Command::new("/bin/sh");
-    // As the real one starts everything: a shell that becomes the program.
+    // The real one starts everything through a shell that becomes the program. That is of no consequence but for what
+    // cannot be started, which the shell tells by a line and a code; so only that needs it.
+    let path = config.envs.get("PATH").or_else(|| found.env.get("PATH"));
+    let program = executable(&config.cmd, path.map_or(SERVICE_PATH, String::as_str), &cwd);
+    let mut command = match &program {
+        Some(program) => {
+            let mut command = Command::new(program);
+            command.arg0(&config.cmd);
+            command
+        }
+        None => {
+            let mut command = Command::new("/bin/sh");
+            command.args(["-c", "exec \"$@\"", "--", &config.cmd]);
+            command
+        }
+    };
     command
-        .args(["-c", "exec \"$@\"", "--", &config.cmd])
         .args(&config.args)
         .env_clear()
         .env("PATH", SERVICE_PATH)
@@ -369,10 +400,8 @@ fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process
         ended: Mutex::default(),
         signalled: Notify::new(),
     });
-    let mut processes = lock(&found.processes.0);
-    processes.retain(|_, process| !process.is_forgotten());
-    processes.insert(process.pid, process.clone());
-    drop(processes);
+    found.processes.forget();
+    lock(&found.processes.0).insert(process.pid, process.clone());
     Ok((process, child))
 }
 
@@ -402,6 +431,7 @@ async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
         *ended = Some((end.clone(), Instant::now()));
         std::mem::take(&mut *lock(&process.subscribers))
     };
+    lock(&found.processes.2).push_back(process.clone());
     if found.processes.1.load(Ordering::SeqCst) {
         return;
     }

@@ -5,6 +5,7 @@ use std::io;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::Bytes;
 use http::{HeaderValue, Request, Response, StatusCode};
@@ -12,12 +13,15 @@ use http_body_util::{BodyExt as _, Full, combinators::UnsyncBoxBody};
 use hyper::body::{Body as HttpBody, Frame, Incoming};
 use tokio::sync::mpsc;
 
+use super::distort::distort;
 use super::fault::Verdict;
 use super::state::State;
 use super::{control, envd};
 
 pub(super) type Body = UnsyncBoxBody<Bytes, io::Error>;
 pub(super) type Answer = Response<Body>;
+/// A request that has arrived to its end.
+pub(super) type Whole = Request<Full<Bytes>>;
 
 /// Which half a listener serves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -33,7 +37,7 @@ pub(super) async fn serve(listener: std::net::TcpListener, state: Arc<State>, ha
     loop {
         let Ok((stream, _)) = listener.accept().await else {
             // Out of descriptors, most likely: some will be closed.
-            tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+            tokio::time::sleep(Duration::from_millis(10)).await;
             continue;
         };
         let _ = stream.set_nodelay(true);
@@ -43,7 +47,7 @@ pub(super) async fn serve(listener: std::net::TcpListener, state: Arc<State>, ha
                 let state = state.clone();
                 async move { handle(state, half, request).await }
             });
-            let io = super::proxy::Io::new(stream);
+            let io = hyper_util::rt::TokioIo::new(stream);
             let _ = hyper::server::conn::http1::Builder::new()
                 .serve_connection(io, service)
                 .await;
@@ -68,20 +72,32 @@ async fn handle(state: Arc<State>, half: Half, request: Request<Incoming>) -> Re
     let line = format!("{} {target}", request.method());
     state.note(line.clone());
     let verdict = state.faults.judge(&line);
-    match &verdict {
+    let delay = match &verdict {
         Some(Verdict::Answer(status, body, headers)) => return Ok(prepared(*status, body, headers)),
         Some(Verdict::Close) => return Err(Closed),
-        Some(Verdict::Delay(delay)) => tokio::time::sleep(*delay).await,
-        _ => {}
-    }
+        Some(Verdict::Delay(delay)) => *delay,
+        _ => Duration::ZERO,
+    };
     let answer = match half {
-        Half::ControlPlane => control::handle(&state, request).await,
-        Half::Envd => envd::handle(&state, request).await,
+        Half::ControlPlane => {
+            let (parts, body) = request.into_parts();
+            let body = body.collect().await.map_err(|_| Closed)?.to_bytes();
+            let request = Request::from_parts(parts, Full::new(body));
+            // What has arrived is done, whether or not somebody still waits for the answer.
+            let done = tokio::spawn(async move {
+                tokio::time::sleep(delay).await;
+                control::handle(&state, request).await
+            });
+            done.await.map_err(|_| Closed)?
+        }
+        Half::Envd => {
+            tokio::time::sleep(delay).await;
+            envd::handle(&state, request).await
+        }
     };
     match verdict {
         Some(Verdict::LoseAnswer) => Err(Closed),
-        Some(Verdict::Drop(after)) => Ok(answer.map(|body| cut(body, after, true))),
-        Some(Verdict::Stall(after)) => Ok(answer.map(|body| cut(body, after, false))),
+        Some(Verdict::Distort(distortion)) => Ok(answer.map(|body| distort(body, distortion))),
         _ => Ok(answer),
     }
 }
@@ -141,7 +157,10 @@ pub(super) fn failure(status: StatusCode, message: impl Into<String>) -> Answer 
 }
 
 /// The whole body of a request.
-pub(super) async fn read(request: Request<Incoming>) -> io::Result<Bytes> {
+pub(super) async fn read<B>(request: Request<B>) -> io::Result<Bytes>
+where
+    B: HttpBody<Error: Into<Box<dyn std::error::Error + Send + Sync>>>,
+{
     let collected = request.into_body().collect().await.map_err(io::Error::other)?;
     Ok(collected.to_bytes())
 }
@@ -187,48 +206,8 @@ pub(super) fn channel(capacity: usize) -> (mpsc::Sender<Piece>, Body) {
     (sender, Channel { pieces, ended: false }.boxed_unsync())
 }
 
-struct Cut {
-    body: Body,
-    left: u64,
-    /// Break the connection; else fall silent.
-    breaks: bool,
-}
-
-impl HttpBody for Cut {
-    type Data = Bytes;
-    type Error = io::Error;
-
-    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<io::Result<Frame<Bytes>>>> {
-        if self.left == 0 {
-            if self.breaks {
-                return Poll::Ready(Some(Err(io::Error::other("dropped on request"))));
-            }
-            return Poll::Pending;
-        }
-        let Some(frame) = ready!(Pin::new(&mut self.body).poll_frame(cx)) else {
-            return Poll::Ready(None);
-        };
-        let Ok(mut bytes) = frame?.into_data() else {
-            return Poll::Ready(None);
-        };
-        let kept = usize::try_from(self.left).unwrap_or(usize::MAX).min(bytes.len());
-        bytes.truncate(kept);
-        self.left -= kept as u64;
-        Poll::Ready(Some(Ok(Frame::data(bytes))))
-    }
-}
-
-fn cut(body: Body, after: u64, breaks: bool) -> Body {
-    Cut {
-        body,
-        left: after,
-        breaks,
-    }
-    .boxed_unsync()
-}
-
 /// The parts of a query, decoded.
-pub(super) fn query(request: &Request<Incoming>) -> Vec<(String, String)> {
+pub(super) fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
     parse_query(request.uri().query().unwrap_or_default())
 }
 

@@ -2,7 +2,7 @@
 
 use std::collections::{BTreeMap, VecDeque};
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{SystemTime, UNIX_EPOCH};
 
@@ -10,6 +10,7 @@ use runtime_core::names::random_hex;
 
 use super::boxes::EmulatedBox;
 use super::fault::Faults;
+use super::home::Home;
 use super::place;
 use super::templates::Templates;
 use crate::wire::template::BuildState;
@@ -53,9 +54,10 @@ pub(super) struct State {
     pub(super) faults: Faults,
     pub(super) templates: Arc<Templates>,
     /// Where boxes have what is not in a namespace.
-    pub(super) dir: std::path::PathBuf,
+    home: Home,
     boxes: Mutex<Vec<Arc<EmulatedBox>>>,
-    created: AtomicUsize,
+    /// The labels of every box that was ever created.
+    creations: Mutex<Vec<BTreeMap<String, String>>>,
     max_lifetime: AtomicU64,
     envd_version: RwLock<String>,
     requests: Mutex<VecDeque<String>>,
@@ -67,20 +69,23 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 
 impl State {
     pub(super) fn new() -> io::Result<Self> {
-        let dir = std::env::temp_dir().join(format!("e2b-emulator-{}", random_hex(16)));
-        std::fs::create_dir(&dir)?;
+        let home = Home::new()?;
         Ok(Self {
             api_key: format!("e2b_{}", random_hex(40)),
-            isolated: place::can_isolate(&dir),
+            isolated: place::can_isolate(home.dir()),
             faults: Faults::new(),
             templates: Arc::new(Templates::new()),
-            dir,
+            home,
             boxes: Mutex::default(),
-            created: AtomicUsize::new(0),
+            creations: Mutex::default(),
             max_lifetime: AtomicU64::new(86_400),
             envd_version: RwLock::new("0.6.13".to_owned()),
             requests: Mutex::default(),
         })
+    }
+
+    pub(super) fn dir(&self) -> &std::path::Path {
+        self.home.dir()
     }
 
     pub(super) fn note(&self, request: String) {
@@ -106,7 +111,7 @@ impl State {
     }
 
     pub(super) fn add(&self, made: Arc<EmulatedBox>) {
-        self.created.fetch_add(1, Ordering::SeqCst);
+        lock(&self.creations).push(made.info().metadata);
         lock(&self.boxes).push(made);
     }
 
@@ -122,11 +127,10 @@ impl State {
         for found in self.boxes() {
             self.delete(&found.id).await;
         }
-        let _ = std::fs::remove_dir_all(&self.dir);
     }
 
-    pub(super) fn created(&self) -> usize {
-        self.created.load(Ordering::SeqCst)
+    pub(super) fn creations(&self) -> Vec<BTreeMap<String, String>> {
+        lock(&self.creations).clone()
     }
 
     pub(super) fn max_lifetime(&self) -> u64 {

@@ -4,13 +4,12 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use http::{Request, StatusCode};
-use hyper::body::Incoming;
+use http::StatusCode;
 use runtime_core::names::{random_hex, random_id};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::server::{Answer, empty, failure, json as answer, query, read};
+use super::server::{Answer, Whole, empty, failure, json as answer, query, read};
 use super::state::{BuildInfo, now_text};
 use crate::wire::template::{BuildRequest, BuildState};
 
@@ -122,7 +121,7 @@ impl Templates {
     }
 
     /// `POST /v3/templates`.
-    pub(super) async fn request(&self, request: Request<Incoming>) -> Answer {
+    pub(super) async fn request(&self, request: Whole) -> Answer {
         let Ok(body) = read(request).await else {
             return failure(StatusCode::BAD_REQUEST, "no body");
         };
@@ -183,7 +182,7 @@ impl Templates {
     }
 
     /// `POST /v2/templates/{template}/builds/{build}`.
-    pub(super) async fn start(self: &Arc<Self>, template: &str, build: &str, request: Request<Incoming>) -> Answer {
+    pub(super) async fn start(self: &Arc<Self>, template: &str, build: &str, request: Whole) -> Answer {
         let Ok(body) = read(request).await else {
             return failure(StatusCode::BAD_REQUEST, "no body");
         };
@@ -249,7 +248,7 @@ impl Templates {
     }
 
     /// `GET /templates/{template}/builds/{build}/status`.
-    pub(super) fn status(&self, template: &str, build: &str, request: &Request<Incoming>) -> Answer {
+    pub(super) fn status(&self, template: &str, build: &str, request: &Whole) -> Answer {
         let query = query(request);
         let number = |name: &str| {
             query

@@ -10,6 +10,7 @@ pub(crate) use json::rfc3339;
 pub mod process;
 pub mod rpc;
 pub mod template;
+pub mod watch;
 
 use bytes::Bytes;
 use http::{HeaderName, Method};

@@ -8,6 +8,7 @@ use prost::{Message, Oneof};
 use serde::{Deserialize, Serialize};
 
 use super::Request;
+use super::envelope;
 use super::json::base64_bytes;
 use super::rpc::{self, Auth};
 
@@ -437,6 +438,32 @@ pub fn send_input(pid: u32, bytes: Bytes) -> Request {
         }),
     };
     rpc::unary("process.Process/SendInput", &message, Auth::None, None)
+}
+
+/// `StreamInput`; the client adds the body: [`stream_input_start`], then [`stream_input_data`] as it comes. The end of the
+/// body is not the end of the input.
+pub fn stream_input() -> Request {
+    rpc::client_streaming("process.Process/StreamInput")
+}
+
+/// The first frame of `StreamInput`.
+pub fn stream_input_start(pid: u32) -> Bytes {
+    let start = StreamInputRequest {
+        event: Some(StreamInputEvent::Start(of(pid))),
+    };
+    envelope::encode(0, &start.encode_to_vec())
+}
+
+/// A further frame of `StreamInput`.
+pub fn stream_input_data(bytes: Bytes) -> Bytes {
+    let data = StreamInputRequest {
+        event: Some(StreamInputEvent::Data(StreamInputData {
+            input: Some(ProcessInput {
+                input: Some(Input::Stdin(bytes)),
+            }),
+        })),
+    };
+    envelope::encode(0, &data.encode_to_vec())
 }
 
 /// `CloseStdin`: EOF.

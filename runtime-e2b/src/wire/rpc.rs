@@ -55,6 +55,14 @@ pub fn streaming(method: &str, message: &impl Message, auth: Auth<'_>) -> Reques
     with_auth(request, auth)
 }
 
+/// A call of a stream of messages, which the client adds as frames, with one answer.
+pub fn client_streaming(method: &str) -> Request {
+    Request::new(Method::POST, format!("/{method}"))
+        .header(http::header::CONTENT_TYPE, "application/connect+proto")
+        .header(PROTOCOL_VERSION, "1")
+        .header(ACCEPT_ENCODING, "identity")
+}
+
 fn with_auth(request: Request, auth: Auth<'_>) -> Request {
     match auth {
         Auth::None => request,

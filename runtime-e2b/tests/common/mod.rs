@@ -1,4 +1,5 @@
 //! What the tests against the emulator share.
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use runtime_core::cache::CacheDir;
 use runtime_core::{Builder, Sandbox};

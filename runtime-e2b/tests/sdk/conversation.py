@@ -4,12 +4,16 @@ Prints one line per check, `ok NAME` or `FAILED NAME: why`, and a JSON object of
 Exits with 1 if a check failed. Reads the usual variables (E2B_API_KEY, E2B_API_URL, E2B_SANDBOX_URL).
 """
 
+import asyncio
 import json
 import os
 import sys
 import time
+import urllib.error
+import urllib.request
 
 from e2b import (
+    AsyncSandbox,
     CommandExitException,
     FileNotFoundException,
     InvalidArgumentException,
@@ -204,8 +208,75 @@ def files(box):
         [{"path": f"{root}/one", "data": "1"}, {"path": f"{root}/two", "data": b"2"}], user="root"
     )
     equal("two files at once", [entry.name for entry in written], ["one", "two"])
+    packed = "packed " * 1000
+    box.files.write(f"{root}/packed", packed, user="root", gzip=True)
+    equal("a compressed upload", box.files.read(f"{root}/packed", user="root"), packed)
+    equal("a compressed download", box.files.read(f"{root}/packed", user="root", gzip=True), packed)
+    signed(box, root)
+    watches(box, root)
     box.files.write("in-my-home", "x")
     check("a relative path is in the home", box.files.exists("/home/user/in-my-home"))
+
+
+def fetch(url, data=None, headers={}):
+    """The status and body of a plain request, without the client and its headers."""
+    request = urllib.request.Request(url, data=data, headers={"E2b-Sandbox-Id": headers.pop("id"), **headers})
+    try:
+        with urllib.request.urlopen(request, timeout=30) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def signed(box, root):
+    def ask(url, data=None):
+        kind = {"Content-Type": "application/octet-stream"} if data is not None else {}
+        return fetch(url, data, {"id": box.sandbox_id, **kind})
+
+    url = box.upload_url(f"{root}/signed", user="root")
+    equal("a signed upload", ask(url, b"by url")[0], 200)
+    url = box.download_url(f"{root}/signed", user="root", use_signature_expiration=600)
+    equal("a signed download", ask(url), (200, b"by url"))
+    equal("a signature is for one path", ask(url.replace("signed", "packed", 1))[0], 401)
+    equal("a download without a signature", ask(url.split("&signature")[0])[0], 401)
+
+
+def watches(box, root):
+    box.files.make_dir(f"{root}/watched", user="root")
+    raises("nothing is watched", NotFoundException, lambda: box.files.watch_dir(f"{root}/none", user="root"))
+    handle = box.files.watch_dir(f"{root}/watched", user="root", recursive=True)
+    run(box, f"cd {root}/watched; echo 1 >a; mkdir d; mv a b; rm b")
+    seen = []
+    for _ in range(100):
+        seen += [(event.type.value, event.name) for event in handle.get_new_events()]
+        if ("remove", "b") in seen:
+            break
+        time.sleep(0.05)
+    for wanted in [("create", "a"), ("write", "a"), ("create", "d"), ("rename", "a"), ("create", "b"), ("remove", "b")]:
+        check(f"a change is seen: {wanted}", wanted in seen, seen)
+    run(box, f"echo 2 >{root}/watched/d/deep")
+    for _ in range(100):
+        seen += [(event.type.value, event.name) for event in handle.get_new_events()]
+        if ("create", "d/deep") in seen:
+            break
+        time.sleep(0.05)
+    check("a change further down is seen", ("create", "d/deep") in seen, seen)
+    handle.stop()
+    raises("a stopped watch", SandboxException, handle.get_new_events)
+
+
+async def followed():
+    box = await AsyncSandbox.create(timeout=60)
+    seen = []
+    handle = await box.files.watch_dir("/tmp", on_event=lambda event: seen.append((event.type.value, event.name)))
+    await box.files.write("/tmp/new", "x")
+    for _ in range(100):
+        if ("create", "new") in seen:
+            break
+        await asyncio.sleep(0.05)
+    check("a change is told", ("create", "new") in seen, seen)
+    await handle.stop()
+    await box.kill()
 
 
 def network(box):
@@ -264,6 +335,7 @@ def main():
         box.kill()
     templates()
     pause_and_resume()
+    asyncio.run(followed())
     key = os.environ["E2B_API_KEY"]
     raises("a wrong key", Exception, lambda: Sandbox.create(api_key=key[:-1] + "x", timeout=60))
     print(f"{checks} checks, {len(failures)} failed")

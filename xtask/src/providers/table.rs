@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use runtime_core::{Capabilities, Registry};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 /// Capabilities in the order of the table, with what each is called there.
 const ROWS: &[(&str, &str)] = &[
@@ -37,6 +37,9 @@ const ROWS: &[(&str, &str)] = &[
     ("max_lifetime_seconds", "lifetime limit, seconds"),
 ];
 
+/// The column of the embedded runtime's boxes of namespaces.
+const ISOLATED: &str = "subprocess, namespaces";
+
 /// Providers by tag, each with its capabilities as JSON.
 pub(crate) struct Table {
     providers: Vec<(&'static str, Map<String, Value>)>,
@@ -44,10 +47,15 @@ pub(crate) struct Table {
 
 impl Table {
     pub(crate) fn of(registry: &Registry) -> Self {
-        let providers = registry
-            .providers()
-            .map(|provider| (provider.tag(), as_map(&provider.capabilities())))
-            .collect();
+        let mut providers = Vec::new();
+        for provider in registry.providers() {
+            providers.push((provider.tag(), as_map(&provider.capabilities())));
+            // What the embedded runtime can do is another thing with isolation, where this build has that.
+            let isolated = json!({"type": provider.tag(), "isolation": "namespaces"});
+            if let Ok(config) = registry.parse(isolated) {
+                providers.push((ISOLATED, as_map(&config.capabilities())));
+            }
+        }
         Self { providers }
     }
 

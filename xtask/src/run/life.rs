@@ -4,11 +4,10 @@ use std::io;
 use std::pin::pin;
 use std::sync::OnceLock;
 
-use runtime_core::{Collect, Error, ErrorKind, Output, Result, Sandbox, collect};
+use runtime_core::{Collect, Error, ErrorKind, Output, Result, Sandbox, collect, shutdown};
 use serde_json::Map;
 use tokio::io::AsyncWriteExt;
 
-use super::interrupt::Interrupts;
 use super::output::{Writer, input};
 use super::phases::Phases;
 use super::plan::Plan;
@@ -17,33 +16,42 @@ use super::transfer;
 
 /// Lives through `plan`. What was created is deleted before this returns, or is reported.
 pub(super) async fn live(plan: Plan) -> Report {
-    let mut interrupts = match Interrupts::install() {
-        Ok(interrupts) => interrupts,
-        Err(error) => return Report::refused(Error::io("listening for signals", error)),
+    // The report is still to be written when the box is gone.
+    let options = shutdown::Options {
+        quiet: true,
+        exit: false,
+        ..shutdown::Options::default()
     };
+    if let Err(error) = shutdown::install_with(options) {
+        return Report::refused(error);
+    }
     let mut phases = Phases::start();
     let sandbox = OnceLock::new();
     let mut errors = Vec::new();
     let mut ending = tokio::select! {
+        // First: when the box is stopped under the program, that is not how it failed.
+        biased;
+        code = shutdown::requested() => Ending::Interrupted(code),
         ending = use_box(&plan, &sandbox, &mut phases, &mut errors) => ending,
-        signal = interrupts.first() => Ending::Interrupted(signal),
     };
     let interrupted = matches!(ending, Ending::Interrupted(_));
     let notice = async {
         if interrupted {
-            eprintln!("stopping the sandbox; interrupt again to leave it behind");
+            eprintln!("stopping the sandbox; interrupt again to leave it to `cargo xtask reap`");
         }
     };
     let mut record = Map::new();
+    let mut egress = None;
     if let Some(sandbox) = sandbox.get() {
         record = sandbox.info();
-        // The deletion begins before the notice: whoever does not read our standard error must not delay it.
+        egress = sandbox.egress_log();
+        // Whoever does not read our standard error does not delay the deletion, which has begun.
         let stop = async { tokio::join!(sandbox.stop(), notice).0 };
         let mut stop = pin!(phases.during("stop", "deleting the sandbox", stop));
         let stopped = tokio::select! {
             stopped = &mut stop => stopped,
-            signal = interrupts.first(), if !interrupted => {
-                ending = Ending::Interrupted(signal);
+            code = shutdown::requested(), if !interrupted => {
+                ending = Ending::Interrupted(code);
                 stop.await
             }
         };
@@ -58,6 +66,8 @@ pub(super) async fn live(plan: Plan) -> Report {
         errors,
         phases: phases.finish(),
         sandbox: record,
+        egress,
+        record_egress: plan.record_egress,
     }
 }
 

@@ -6,8 +6,8 @@ use std::os::unix::ffi::{OsStrExt, OsStringExt};
 use std::path::{Path, PathBuf};
 
 use runtime_core::config::{value_from_env, value_from_json, value_from_toml, value_from_url};
-use runtime_core::{Command, Env, Error, ErrorKind, Registry, Result, RuntimeConfig};
-use serde_json::{Map, Value};
+use runtime_core::{Command, Egress, Env, Error, ErrorKind, Registry, Result, RuntimeConfig};
+use serde_json::{Map, Value, json};
 
 use super::{Args, refuse};
 
@@ -24,6 +24,9 @@ pub(super) struct Plan {
     pub(super) downloads: Vec<Copy>,
     pub(super) stdin: bool,
     pub(super) json: bool,
+    /// What was decided for the caller, to be told.
+    pub(super) notice: Option<&'static str>,
+    pub(super) record_egress: bool,
 }
 
 /// One transfer between this machine and the box.
@@ -41,7 +44,11 @@ impl Plan {
         if let Some(name) = &args.name {
             runtime_core::names::validate_sandbox_name(name)?;
         }
-        let (config, workdir) = configure(&args, registry)?;
+        let Configured {
+            config,
+            workdir,
+            notice,
+        } = configure(&args, registry)?;
         let mut command = Command::new(args.argv);
         if let Some(dir) = &workdir {
             command = command.workdir(dir);
@@ -61,6 +68,8 @@ impl Plan {
             downloads,
             stdin: args.stdin,
             json: args.json,
+            notice,
+            record_egress: args.record_egress,
         })
     }
 
@@ -73,40 +82,124 @@ impl Plan {
     }
 }
 
-/// The configuration, and the working directory if it is not a part of it.
-fn configure(args: &Args, registry: &Registry) -> Result<(Box<dyn RuntimeConfig>, Option<PathBuf>)> {
+/// The configuration, the working directory if it is not a part of it, and what the caller should know.
+struct Configured {
+    config: Box<dyn RuntimeConfig>,
+    workdir: Option<PathBuf>,
+    notice: Option<&'static str>,
+}
+
+fn configure(args: &Args, registry: &Registry) -> Result<Configured> {
     let mut fields = base(args)?;
     let tag = match fields.get("type") {
         Some(Value::String(tag)) => tag.clone(),
         // Says what is wrong with it.
-        _ => return registry.parse(Value::Object(fields)).map(|config| (config, None)),
+        _ => {
+            let config = registry.parse(Value::Object(fields))?;
+            return Ok(Configured {
+                config,
+                workdir: None,
+                notice: None,
+            });
+        }
     };
     let provider = registry.provider(&tag)?;
+    let notice = isolate(args, &tag, &mut fields)?;
     for (field, hosts) in [("allow", &args.allow), ("block", &args.block)] {
         if hosts.is_empty() {
             continue;
         }
-        if !provider.capabilities().restrictable() {
+        let restrictable = match fields.get("isolation") {
+            Some(_) => registry
+                .parse(Value::Object(fields.clone()))?
+                .capabilities()
+                .restrictable(),
+            None => provider.capabilities().restrictable(),
+        };
+        if !restrictable {
             return Err(cannot_restrict(field, &tag, registry));
         }
         fields.insert(field.to_owned(), Value::from(hosts.clone()));
+    }
+    if args.record_egress {
+        let egress = match fields.get("isolation") {
+            Some(_) => registry.parse(Value::Object(fields.clone()))?.capabilities().egress,
+            None => provider.capabilities().egress,
+        };
+        if egress != Egress::Enforced {
+            let message = format!("`{tag}` has no proxy of ours, which is what records");
+            return Err(Error::unsupported(message)
+                .with_field("record-egress")
+                .with_provider(tag));
+        }
+        let is = |field: &str, open: Value| fields.get(field).is_none_or(|rules| *rules == open);
+        if is("allow", json!(["*"])) && is("block", json!([])) {
+            // A policy, so that everything goes through the proxy; it blocks what cannot exist.
+            fields.insert("block".to_owned(), json!(["egress-is-recorded.invalid"]));
+        }
     }
     if let Some(image) = &args.image {
         fields.insert("image".to_owned(), Value::from(image.clone()));
     }
     let config = registry.parse(Value::Object(fields.clone()))?;
     let Some(dir) = &args.workdir else {
-        return Ok((config, None));
+        return Ok(Configured {
+            config,
+            workdir: None,
+            notice,
+        });
     };
     // Where the provider gives a box a working directory of its own, it is that; else it is the program's alone.
     match (config.to_value().get("workdir"), dir.to_str()) {
         (Some(_), Some(text)) => {
             fields.insert("workdir".to_owned(), Value::from(text));
-            Ok((registry.parse(Value::Object(fields))?, None))
+            let config = registry.parse(Value::Object(fields))?;
+            Ok(Configured {
+                config,
+                workdir: None,
+                notice,
+            })
         }
         (Some(_), None) => Err(refuse("workdir", "it is not UTF-8, which this provider asks for")),
-        (None, _) => Ok((config, Some(dir.clone()))),
+        (None, _) => Ok(Configured {
+            config,
+            workdir: Some(dir.clone()),
+            notice,
+        }),
     }
+}
+
+/// Gives the embedded runtime's box a network of its own where one is to be restricted, and says so.
+fn isolate(args: &Args, tag: &str, fields: &mut Map<String, Value>) -> Result<Option<&'static str>> {
+    let wanted = !args.allow.is_empty() || !args.block.is_empty() || args.record_egress;
+    if tag != "subprocess" || !wanted || fields.contains_key("isolation") {
+        return Ok(None);
+    }
+    isolation_is_available().map_err(|reason| {
+        let field = match (args.allow.is_empty(), args.block.is_empty()) {
+            (false, _) => "allow",
+            (_, false) => "block",
+            _ => "record-egress",
+        };
+        let message = format!("to restrict or record the network, the sandbox needs namespaces of its own: {reason}");
+        Error::unsupported(message)
+            .with_field(field)
+            .with_provider(tag.to_owned())
+    })?;
+    fields.insert("isolation".to_owned(), Value::from("namespaces"));
+    Ok(Some(
+        "the network is to be restricted or recorded, so the sandbox gets namespaces of its own (isolation = \"namespaces\")",
+    ))
+}
+
+#[cfg(all(feature = "subprocess", target_os = "linux"))]
+fn isolation_is_available() -> std::result::Result<(), String> {
+    runtime_core::subprocess::isolation::availability().map_err(|unavailable| unavailable.to_string())
+}
+
+#[cfg(not(all(feature = "subprocess", target_os = "linux")))]
+fn isolation_is_available() -> std::result::Result<(), String> {
+    Err("they need Linux, and the feature `subprocess` of xtask".to_owned())
 }
 
 /// The configuration without the options that set single fields.

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
+use runtime_core::egress::EgressLog;
 use runtime_core::{Captured, Error, ErrorKind, Output, PartialOutput, Result, Retry};
 use serde_json::{Map, Value, json};
 
@@ -23,7 +24,7 @@ pub(super) enum Ending {
     Ended(Output),
     /// The program was killed when its time was up.
     TimedOut(Error, PartialOutput),
-    /// A signal to us.
+    /// A signal to us, after which we exit with this code.
     Interrupted(i32),
     /// Our output is closed; the program was killed, as the kernel would have killed it.
     NobodyReads,
@@ -58,6 +59,10 @@ pub(super) struct Report {
     pub(super) phases: Vec<(&'static str, Duration)>,
     /// The record of the box; empty if there was none.
     pub(super) sandbox: Map<String, Value>,
+    /// What the box asked for, where a policy was enforced by us.
+    pub(super) egress: Option<EgressLog>,
+    /// Whether what was used is to be printed.
+    pub(super) record_egress: bool,
 }
 
 impl Report {
@@ -67,6 +72,8 @@ impl Report {
             errors: Vec::new(),
             phases: Vec::new(),
             sandbox: Map::new(),
+            egress: None,
+            record_egress: false,
         }
     }
 
@@ -79,7 +86,7 @@ impl Report {
         let code = match &self.ending {
             Ending::Ended(output) => byte(output.status.shell_code()),
             Ending::TimedOut(..) => TIMED_OUT,
-            Ending::Interrupted(signal) => byte(128 + signal),
+            Ending::Interrupted(code) => byte(*code),
             Ending::NobodyReads => NOBODY_READS,
             Ending::Failed(error) => match error.kind() {
                 ErrorKind::ProgramNotFound => NOT_FOUND,
@@ -112,6 +119,9 @@ impl Report {
             && output.status.oom_killed()
         {
             eprintln!("note: the program was killed because memory ran out");
+        }
+        if let Some(egress) = &self.egress {
+            eprint!("{}", egress_summary(egress, self.record_egress));
         }
     }
 
@@ -151,10 +161,52 @@ impl Report {
                 true => Value::Null,
                 false => Value::Object(self.sandbox.clone()),
             },
+            "egress": self.egress.as_ref().map(|egress| json!({
+                "refused": egress.refused(),
+                "used": egress.used(),
+            })),
             "error": errors.next(),
             "further_errors": errors.collect::<Vec<_>>(),
         })
     }
+}
+
+/// What was refused and the rule that would admit each; and what was reached, if that is wanted.
+fn egress_summary(egress: &EgressLog, record: bool) -> String {
+    let mut text = String::new();
+    let refused = egress.refused();
+    if !refused.is_empty() {
+        text.push_str("refused by the network policy:\n");
+    }
+    for refusal in refused {
+        let times = if refusal.count == 1 {
+            "once".to_owned()
+        } else {
+            format!("{} times", refusal.count)
+        };
+        text.push_str(&format!("  {} ({}, {times})", refusal.destination, refusal.reason));
+        match refusal.proposal {
+            Some(rule) => text.push_str(&format!("; to admit it: --allow {rule}\n")),
+            None => text.push_str("; no rule admits it\n"),
+        }
+    }
+    if egress.uncounted() > 0 {
+        text.push_str(&format!(
+            "  and {} attempts to further destinations\n",
+            egress.uncounted()
+        ));
+    }
+    if record {
+        let used = egress.used();
+        text.push_str(match used.is_empty() {
+            true => "nothing was reached over the network\n",
+            false => "reached over the network, as an allowlist:\n",
+        });
+        for rule in used {
+            text.push_str(&format!("  --allow {rule}\n"));
+        }
+    }
+    text
 }
 
 fn byte(code: i32) -> u8 {
@@ -281,7 +333,7 @@ mod tests {
             125,
             "a timeout of ours is not the program's"
         );
-        assert_eq!(Report::new(Ending::Interrupted(15)).exit_code(), 143);
+        assert_eq!(Report::new(Ending::Interrupted(143)).exit_code(), 143);
     }
 
     #[test]

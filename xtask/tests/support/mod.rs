@@ -1,5 +1,6 @@
 //! The built front door, run in a world of its own, and ways to look at what it left behind.
 #![allow(unreachable_pub, reason = "a test's module is private to it whatever it says")]
+#![allow(dead_code, reason = "each test program uses a part of it")]
 
 use std::ffi::OsStr;
 use std::io::{BufRead, BufReader, Read};
@@ -58,6 +59,12 @@ impl World {
         self.path("cache")
     }
 
+    /// The run of this world's boxes, which no other has.
+    pub fn run_scope(&self) -> String {
+        let dir = self.dir().file_name().expect("a name").to_string_lossy();
+        format!("xtask-{}", dir.trim_start_matches('.'))
+    }
+
     /// `xtask ARGS` with nothing on standard input.
     pub fn xtask<S: AsRef<OsStr>>(&self, args: impl IntoIterator<Item = S>) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_xtask"));
@@ -65,6 +72,7 @@ impl World {
             .args(args)
             .current_dir(self.dir())
             .env("SANDBOX_CACHE_DIR", self.cache())
+            .env("VF_RUN_ID", self.run_scope())
             .env_remove("SANDBOX_TYPE")
             .stdin(Stdio::null());
         command
@@ -172,6 +180,107 @@ impl Running {
         drop(self.stdin.take());
         finish(self.child, self.stdout, Some(self.stderr))
     }
+}
+
+impl Running {
+    /// Waits for the end although a program of the box that is left behind holds its streams. Returns the exit code.
+    pub fn end(self) -> i32 {
+        let Self { child, stderr, .. } = self;
+        drop(stderr);
+        let output = finish(child, None::<ChildStdout>, None::<ChildStderr>);
+        code(&output)
+    }
+
+    /// What it says on standard error until it closes that.
+    pub fn rest_of_stderr(&mut self) -> String {
+        String::from_utf8_lossy(&rest(&mut self.stderr)).into_owned()
+    }
+}
+
+/// Docker, reached through a socket of the test's own, on which deletions can be held up.
+#[cfg(feature = "docker")]
+pub struct Engine {
+    socket: PathBuf,
+    holds: std::sync::Arc<std::sync::atomic::AtomicBool>,
+}
+
+#[cfg(feature = "docker")]
+impl Engine {
+    /// `None`, said loudly, where there is no engine with the test images.
+    pub fn start(world: &World) -> Option<Self> {
+        use std::sync::atomic::{AtomicBool, Ordering};
+
+        let image = ["image", "inspect", "--format", "{{.Id}}", "sandbox-test/busybox:latest"];
+        let answer = Command::new("docker").args(image).output();
+        let reason = match answer {
+            Ok(output) if output.status.success() => None,
+            Ok(output) => Some(String::from_utf8_lossy(&output.stderr).trim().replace('\n', " ")),
+            Err(error) => Some(error.to_string()),
+        };
+        if let Some(reason) = reason {
+            println!("SKIPPED: docker: {reason}");
+            return None;
+        }
+        let socket = world.path("engine.sock");
+        let listener = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+        let holds = std::sync::Arc::new(AtomicBool::new(false));
+        let held = holds.clone();
+        std::thread::spawn(move || {
+            for mut client in listener.incoming().flatten() {
+                let held = held.clone();
+                std::thread::spawn(move || {
+                    // Each request has a connection of its own, so its first bytes say what it is.
+                    let mut first = [0; 64 << 10];
+                    let length = client.read(&mut first).unwrap_or_default();
+                    if first.starts_with(b"DELETE ") && held.load(Ordering::SeqCst) {
+                        // Until whoever asked goes away.
+                        let _ = client.read(&mut first);
+                        return;
+                    }
+                    let _ = pass(client, &first[..length]);
+                });
+            }
+        });
+        Some(Self { socket, holds })
+    }
+
+    /// Its address.
+    pub fn host(&self) -> String {
+        format!("unix://{}", self.socket.display())
+    }
+
+    /// Whether deletions get no answer.
+    pub fn hold_deletions(&self, hold: bool) {
+        self.holds.store(hold, std::sync::atomic::Ordering::SeqCst);
+    }
+
+    /// Ids of the containers of this world.
+    pub fn containers(&self, world: &World) -> Vec<String> {
+        let filter = format!("label=verifiers.run={}", world.run_scope());
+        let output = Command::new("docker")
+            .args(["ps", "--all", "--quiet", "--filter", &filter])
+            .output();
+        let output = output.expect("docker runs");
+        assert!(output.status.success());
+        stdout(&output).lines().map(str::to_owned).collect()
+    }
+}
+
+#[cfg(feature = "docker")]
+fn pass(client: std::os::unix::net::UnixStream, first: &[u8]) -> std::io::Result<()> {
+    use std::io::Write;
+    use std::net::Shutdown;
+
+    let mut engine = std::os::unix::net::UnixStream::connect("/var/run/docker.sock")?;
+    engine.write_all(first)?;
+    let (mut from_client, mut to_engine) = (client.try_clone()?, engine.try_clone()?);
+    std::thread::spawn(move || {
+        let _ = std::io::copy(&mut from_client, &mut to_engine);
+        let _ = to_engine.shutdown(Shutdown::Write);
+    });
+    let mut client = client;
+    std::io::copy(&mut engine, &mut client)?;
+    client.shutdown(Shutdown::Both)
 }
 
 /// Reads both streams to their ends and waits for the end of the process, but not for ever.

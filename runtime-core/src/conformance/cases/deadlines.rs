@@ -183,11 +183,11 @@ async fn many_timeouts(cx: Context) -> Verdict {
         let script = format!("{}echo {n}; sleep 1000", pulse.hold());
         async move {
             if n.is_multiple_of(2) {
-                let command = Command::shell(script).timeout(Duration::from_millis(800 + n * 20));
+                let command = Command::shell(script).timeout(Duration::from_millis(5000 + n * 20));
                 let partial = timed_out(view.run(command).await)?;
                 ensure_eq!(String::from_utf8_lossy(&partial.stdout.bytes), format!("{n}\n"));
             } else {
-                let output = view.run(Command::shell(format!("sleep 1.5; exit {n}"))).await?;
+                let output = view.run(Command::shell(format!("sleep 6; exit {n}"))).await?;
                 ensure_eq!(
                     output.code().map(i64::from),
                     i64::try_from(n).ok(),

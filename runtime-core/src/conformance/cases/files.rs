@@ -29,7 +29,7 @@ pub(super) const CASES: &[Case] = &[
     case!("files/a-stream-is-written-to-its-end", stream_in).deadline(120),
     case!("files/a-file-is-read-as-a-stream", stream_out).deadline(120),
     case!("files/a-stream-that-fails-fails-the-write", stream_fails),
-    case!("files/odd-names", odd_names),
+    case!("files/odd-names", odd_names).deadline(180),
     case!("files/non-utf8-names", non_utf8_names)
         .needs(&[Capability::NonUtf8Argv])
         .gap_untested(),
@@ -67,7 +67,7 @@ pub(super) const CASES: &[Case] = &[
     case!("files/a-mode-beyond-twelve-bits-is-refused", mode_refused),
     case!("files/a-read-only-file", read_only),
     case!("files/an-unreadable-file-is-typed", unreadable),
-    case!("files/sixty-four-writes-and-reads-at-once", many_at_once),
+    case!("files/sixty-four-writes-and-reads-at-once", many_at_once).deadline(300),
 ];
 
 async fn round_trip(cx: Context) -> Verdict {

@@ -7,6 +7,7 @@ mod exec;
 mod files;
 mod lifecycle;
 mod live;
+mod network;
 mod paths;
 mod secrets;
 mod servers;
@@ -27,6 +28,7 @@ pub fn cases() -> Vec<Case> {
         paths::CASES,
         trees::CASES,
         servers::CASES,
+        network::CASES,
         lifecycle::CASES,
         cancel::CASES,
         secrets::CASES,

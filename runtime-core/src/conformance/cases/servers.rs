@@ -348,7 +348,7 @@ async fn published_port(cx: Context) -> Verdict {
 async fn host_url(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     for url in ["http://127.0.0.1:8123/path?query=1", "https://example.com/x"] {
-        let seen = sandbox.host_url(url)?;
+        let seen = sandbox.host_url(url).await?;
         let (scheme, path) = match url.contains("8123") {
             true => ("http://", ":8123/path?query=1"),
             false => ("https://example.com", "/x"),

@@ -23,6 +23,8 @@ pub struct GuestBox {
     pub link: Link,
     /// Who programs run as and created files belong to, unless that is who the guest runs as.
     pub user: Option<User>,
+    /// Who on this host the box's programs are, where that is not who this process is.
+    pub outside: Option<u32>,
     /// The variables under those of the caller.
     base: Env,
     /// Servers, which end with the box.
@@ -36,6 +38,7 @@ impl GuestBox {
         Self {
             link,
             user: None,
+            outside: None,
             base: Env::new(),
             background: Mutex::default(),
             exposures: Exposures::default(),
@@ -59,6 +62,16 @@ impl GuestBox {
         Ok(())
     }
 
+    /// Keeps programs that start from now on, as long as the box lives, from sockets of the families that no network
+    /// namespace confines and from new privileges through set-user-ID programs. For a box with a network policy, after
+    /// [`prepare`](Self::prepare) and before its first program: what setup starts lives on into the execution phase.
+    ///
+    /// # Errors
+    /// [`Unsupported`](ErrorKind::Unsupported) where the guest has no filter for its architecture.
+    pub async fn confine(&self) -> Result<()> {
+        self.link.configure(Some(&self.base), true).await
+    }
+
     async fn text(&self, path: &str) -> Result<String> {
         match self.link.read(Path::new(path), 4 << 20).await {
             Ok(bytes) => Ok(String::from_utf8_lossy(&bytes).into_owned()),
@@ -71,6 +84,7 @@ impl GuestBox {
         SpawnOptions {
             stdin: stdin == StdinMode::Piped,
             user: self.user.clone(),
+            pipes_belong_to: self.outside,
             ..SpawnOptions::default()
         }
     }

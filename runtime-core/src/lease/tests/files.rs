@@ -178,6 +178,25 @@ async fn a_lease_that_was_left_is_reaped_although_its_owner_lives() {
     assert!(!path.exists());
 }
 
+#[cfg(target_os = "linux")]
+#[tokio::test]
+async fn the_journal_of_another_user_is_reported_and_not_obeyed() {
+    if !rustix::process::geteuid().is_root() {
+        println!("SKIPPED: root: only root can give a file to another user");
+        return;
+    }
+    let bench = Bench::new();
+    let provider = Counting::new();
+    let journal = bench.dead([record("theirs")]);
+    std::os::unix::fs::chown(&journal, Some(65534), None).unwrap();
+    let report = bench.reap(&provider).await;
+    assert_eq!((report.boxes.len(), provider.names().len()), (0, 0), "{report}");
+    let error = report.damaged[0].error.as_deref().unwrap();
+    assert!(error.contains("user 65534"), "{error}");
+    std::os::unix::fs::chown(&journal, Some(0), None).unwrap();
+    assert_eq!(bench.reap(&provider).await.deleted(), 1);
+}
+
 #[tokio::test]
 async fn files_that_are_no_journal_yet_go_and_files_that_are_none_stay() {
     let bench = Bench::new();
