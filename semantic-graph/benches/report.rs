@@ -158,6 +158,32 @@ const WAYS: [(&str, Way); 3] = [
     ("floor", Way::Floor),
 ];
 
+/// One update. Out of line, so that valgrind can tell it from its surroundings.
+#[inline(never)]
+fn publish_growing(trace: &mut Trace, set: &mut SemanticEdgeSet, parts: &EdgeTexts, len: usize) -> Outcome<()> {
+    for k in set.len()..len {
+        set.push(parts.edge(k))?;
+    }
+    trace.add_semantic_edges(set)?;
+    Ok(())
+}
+
+/// How many instructions the updates of a growing set take; none without valgrind.
+fn count_instructions(updates: usize) -> Outcome<Option<f64>> {
+    let output = Command::new("valgrind")
+        .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
+        .arg("--toggle-collect=report::publish_growing*")
+        .arg(std::env::current_exe()?)
+        .args(["count", &updates.to_string()])
+        .output();
+    let Ok(output) = output else { return Ok(None) };
+    let text = String::from_utf8_lossy(&output.stderr);
+    let count = text.lines().find_map(|line| line.split("Collected : ").nth(1));
+    Ok(count
+        .and_then(|count| count.trim().parse().ok())
+        .filter(|count| *count > 0.0))
+}
+
 /// Does `updates` updates of ten edges over five turns for each; `lap` is called after every
 /// stretch of them.
 fn publish(way: Way, updates: usize, lap: &mut dyn FnMut()) -> Outcome<()> {
@@ -173,12 +199,7 @@ fn publish(way: Way, updates: usize, lap: &mut dyn FnMut()) -> Outcome<()> {
     for update in 1..=updates {
         let end = ends[10 * update - 1];
         match way {
-            Way::Growing => {
-                for k in set.len()..10 * update {
-                    set.push(parts.edge(k))?;
-                }
-                trace.add_semantic_edges(&set)?;
-            }
+            Way::Growing => publish_growing(&mut trace, &mut set, &parts, 10 * update)?,
             Way::Payloads => {
                 let kept = [text[end], text[end + 1]];
                 text[end..end + 2].copy_from_slice(b"]}");
@@ -272,6 +293,15 @@ fn report_updates(baseline: &dyn Fn(&[&str]) -> Option<f64>) -> Outcome<()> {
         growing[1] / growing[0],
         ratio(reference, growing[0])
     );
+    match (count_instructions(2_000)?, count_instructions(4_000)?) {
+        (Some(one), Some(two)) => println!(
+            "  {:<32} {:>8.2} million       doubled: {:.2}x",
+            "  its instructions",
+            one / 1e6,
+            two / one
+        ),
+        _ => println!("  no valgrind: instructions are not counted"),
+    }
     let kinds = [
         ("payloads", 2_000),
         ("floor", 2_000),

@@ -116,11 +116,11 @@ struct Binding {
     node: NodeId,
     /// The call that bound it.
     call: usize,
-    /// Whether the last accepted set uses it.
-    in_list: bool,
+    /// Which of the known lists use it, one bit for each.
+    in_lists: u8,
 }
 
-/// An edge of the last accepted set, by position in `bindings` and `labels`.
+/// An edge of an accepted set, by position in `bindings` and `labels`.
 #[derive(Clone, Copy, Debug)]
 struct Listed {
     source: u32,
@@ -141,6 +141,24 @@ const BATCH: usize = 16;
 /// Labels that are looked through before one is hashed.
 const LIKELY_LABELS: usize = 8;
 
+/// Accepted sets that are remembered: the harnesses that may publish side by side without having
+/// their sets looked at from the start each time.
+const MAX_LISTS: usize = 4;
+
+/// An accepted set.
+#[derive(Debug, Default)]
+struct List {
+    edges: Vec<Listed>,
+    lineage: u64,
+    /// The same, resolved. Made when the first new edge is one that the graph has: all edges of the
+    /// list are on the graph, so that any other edge cannot be one of them.
+    resolved: Option<HashSet<Triple>>,
+    /// Whether one of its ids was bound to another node since.
+    stale: bool,
+    /// When it was last used.
+    used: u64,
+}
+
 /// What is remembered between two sets.
 #[derive(Debug, Default)]
 pub(crate) struct Applier {
@@ -151,14 +169,9 @@ pub(crate) struct Applier {
     by_name: Names,
     labels: Vec<EdgeType>,
     by_label: HashMap<EdgeType, u32>,
-    /// The last accepted set.
-    list: Vec<Listed>,
-    lineage: u64,
-    /// The same, resolved. Made when the first new edge is one that the graph has: all edges of the
-    /// list are on the graph, so that any other edge cannot be one of them.
-    resolved: Option<HashSet<Triple>>,
-    /// Whether an id of the list was bound to another node since.
-    stale: bool,
+    lists: Vec<List>,
+    /// Sets that were accepted.
+    accepted: u64,
     /// Links of targets with many links: source and label.
     crowded: HashMap<u32, HashSet<(u32, u32)>>,
 }
@@ -217,36 +230,32 @@ impl Applier {
     ) -> Result<Vec<NewLink>, ApplyError> {
         self.bind(nodes, calls)?;
         let edges = set.edges();
-        let replayed = self.replayed(set);
-        if replayed == Some(edges.len()) && edges.len() < self.list.len() {
-            return Ok(Vec::new());
-        }
-        let mut index = replayed.unwrap_or(0);
+        let known = self.known(set);
+        let replayed = known.map_or(0, |slot| edges.len().min(self.lists[slot].edges.len()));
+        let mut index = replayed;
         let mut update = Update::default();
         for edges in edges[index..].chunks(BATCH) {
             for (edge, ends) in edges.iter().zip(self.resolve(nodes, edges)) {
-                let edge = self.check(nodes, (index, edge), ends, replayed.is_some(), &update)?;
+                let edge = self.check(nodes, (index, edge), ends, known, &update)?;
                 update.push(edge);
                 index += 1;
             }
         }
-        if replayed.is_none() {
-            for listed in self.list.drain(..) {
-                self.bindings[listed.source as usize].in_list = false;
-                self.bindings[listed.target as usize].in_list = false;
-            }
-            self.resolved = None;
-            self.stale = false;
+        let slot = known.unwrap_or_else(|| self.free_slot(set));
+        self.accepted += 1;
+        let list = &mut self.lists[slot];
+        list.used = self.accepted;
+        if edges.len() >= list.edges.len() {
+            list.lineage = set.lineage();
         }
-        self.lineage = set.lineage();
-        if let Some(resolved) = &mut self.resolved {
+        if let Some(resolved) = &mut list.resolved {
             resolved.extend(update.passed.iter().map(|edge| edge.triple));
         }
         let mut added = Vec::new();
         for edge in update.passed {
-            self.bindings[edge.listed.source as usize].in_list = true;
-            self.bindings[edge.listed.target as usize].in_list = true;
-            self.list.push(edge.listed);
+            self.bindings[edge.listed.source as usize].in_lists |= 1 << slot;
+            self.bindings[edge.listed.target as usize].in_lists |= 1 << slot;
+            self.lists[slot].edges.push(edge.listed);
             if edge.is_new {
                 added.push(self.link(nodes, edge.triple));
             }
@@ -300,7 +309,7 @@ impl Applier {
                 name: name.clone(),
                 node,
                 call,
-                in_list: false,
+                in_lists: 0,
             });
             return;
         }
@@ -310,26 +319,46 @@ impl Applier {
             binding.call = call;
             if binding.node != node {
                 binding.node = node;
-                self.stale |= binding.in_list;
+                for (slot, list) in self.lists.iter_mut().enumerate() {
+                    list.stale |= binding.in_lists & 1 << slot != 0;
+                }
             }
         }
     }
 
-    /// How many edges of the set need no work because the last accepted set began with them; none
-    /// if the two differ within their common length.
-    fn replayed(&self, set: &SemanticEdgeSet) -> Option<usize> {
-        if self.stale {
-            return None;
+    /// The list that goes on as the set does, or that the set is the beginning of: whatever both
+    /// have needs no work. None if there is no such list.
+    fn known(&self, set: &SemanticEdgeSet) -> Option<usize> {
+        let fresh = || self.lists.iter().enumerate().filter(|(_, list)| !list.stale);
+        let same_lineage = fresh().find(|(_, list)| list.lineage == set.lineage());
+        let known = same_lineage.or_else(|| {
+            fresh()
+                .filter(|(_, list)| {
+                    let mut both = list.edges.iter().zip(set.edges());
+                    both.all(|(listed, edge)| self.is_same(*listed, edge))
+                })
+                .max_by_key(|(_, list)| list.edges.len())
+        });
+        known.map(|(slot, _)| slot)
+    }
+
+    /// Makes an empty list for a set that goes on from none: instead of one that is of no more use,
+    /// or the one that was not used for longest.
+    fn free_slot(&mut self, set: &SemanticEdgeSet) -> usize {
+        let lists = self.lists.iter().enumerate();
+        let worst = lists
+            .min_by_key(|(_, list)| (list.lineage != set.lineage(), !list.stale, list.used))
+            .filter(|(_, list)| self.lists.len() == MAX_LISTS || list.stale || list.lineage == set.lineage());
+        let Some((slot, _)) = worst else {
+            self.lists.push(List::default());
+            return self.lists.len() - 1;
+        };
+        let list = std::mem::take(&mut self.lists[slot]);
+        for listed in list.edges {
+            self.bindings[listed.source as usize].in_lists &= !(1 << slot);
+            self.bindings[listed.target as usize].in_lists &= !(1 << slot);
         }
-        let edges = set.edges();
-        let common = edges.len().min(self.list.len());
-        let same = set.lineage() == self.lineage
-            || self
-                .list
-                .iter()
-                .zip(edges)
-                .all(|(listed, edge)| self.is_same(*listed, edge));
-        same.then_some(common)
+        slot
     }
 
     fn is_same(&self, listed: Listed, edge: &SemanticEdge) -> bool {
@@ -368,14 +397,14 @@ impl Applier {
             .confirm(likely?, name, |slot| &self.bindings[slot as usize].name)
     }
 
-    /// Checks an edge of a set. If the set goes on from the last accepted one, its earlier edges are
-    /// those of the list and of the update, else those of the update alone.
+    /// Checks an edge of a set. If the set goes on from a known list, its earlier edges are those of
+    /// the list and of the update, else those of the update alone.
     fn check(
         &mut self,
         nodes: &[MessageNode],
         (index, edge): (usize, &SemanticEdge),
         ends: Ends,
-        goes_on: bool,
+        known: Option<usize>,
         update: &Update,
     ) -> Result<Passed, ApplyError> {
         let bound = |slot: Option<u32>, name: &RequestId| {
@@ -397,7 +426,7 @@ impl Applier {
         let label = self.label(edge.label());
         let triple = (target_node.get(), source_node.get(), label);
         let is_new = !(ends.has_links && self.on_graph(nodes, triple));
-        if update.contains(triple) || (goes_on && !is_new && self.in_list(triple)) {
+        if update.contains(triple) || (!is_new && known.is_some_and(|slot| self.in_list(slot, triple))) {
             return Err(ApplyError::DuplicateResolvedEdge {
                 edge: index,
                 link: NewLink {
@@ -414,11 +443,12 @@ impl Applier {
         })
     }
 
-    fn in_list(&mut self, triple: Triple) -> bool {
-        let node = |slot: u32| self.bindings[slot as usize].node.get();
-        self.resolved
+    fn in_list(&mut self, slot: usize, triple: Triple) -> bool {
+        let node = |binding: u32| self.bindings[binding as usize].node.get();
+        let list = &mut self.lists[slot];
+        list.resolved
             .get_or_insert_with(|| {
-                self.list
+                list.edges
                     .iter()
                     .map(|edge| (node(edge.target), node(edge.source), edge.label))
                     .collect()

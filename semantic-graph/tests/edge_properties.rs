@@ -7,6 +7,9 @@ use semantic_graph::{
 };
 
 const NAMES: usize = 8;
+
+/// Harnesses that publish side by side: more than a trace remembers the sets of.
+const HARNESSES: usize = 6;
 const LABELS: [&str; 4] = ["continuation", "compaction", "x", "compaction_attempt"];
 
 fn request(i: usize) -> RequestId {
@@ -113,31 +116,37 @@ enum Step {
     Nodes(usize),
     Call { name: usize, node: i64 },
     Failed { name: usize },
-    Extend(Vec<(usize, usize, usize)>),
+    Extend(usize, Vec<(usize, usize, usize)>),
     Fresh(Vec<(usize, usize, usize)>),
-    Prefix(usize),
+    Prefix(usize, usize),
 }
 
 fn step() -> impl Strategy<Value = Step> {
     prop_oneof![
         1 => (1..4usize).prop_map(Step::Nodes),
-        6 => (0..NAMES, 0..14i64).prop_map(|(name, node)| Step::Call { name, node }),
+        1 => (0..NAMES, 0..14i64).prop_map(|(name, node)| Step::Call { name, node }),
+        // Nodes that were sampled.
+        4 => (0..NAMES, 0..3i64, 1..4i64).prop_map(|(name, four, one)| Step::Call { name, node: 4 * four + one }),
         1 => (0..NAMES).prop_map(|name| Step::Failed { name }),
-        4 => distinct_edges(6).prop_map(Step::Extend),
+        8 => (0..HARNESSES, distinct_edges(4)).prop_map(|(harness, list)| Step::Extend(harness, list)),
         2 => distinct_edges(8).prop_map(Step::Fresh),
-        1 => (0..20usize).prop_map(Step::Prefix),
+        1 => (0..HARNESSES, 0..20usize).prop_map(|(harness, len)| Step::Prefix(harness, len)),
     ]
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(512))]
+    #![proptest_config(ProptestConfig::with_cases(2000))]
 
     /// Whatever was applied before, and however: the result is what the plain rules give.
     #[test]
-    fn every_history_ends_as_the_rules_say(steps in prop::collection::vec(step(), 1..24)) {
+    fn every_history_ends_as_the_rules_say(steps in prop::collection::vec(step(), 1..40)) {
         let mut trace = Trace::new("t");
         add_nodes(&mut trace, 12);
-        let mut growing = SemanticEdgeSet::new();
+        for name in 0..NAMES - 1 {
+            let node = [1, 2, 3, 5, 6, 7, 9][name];
+            trace.push_call(ModelCall::committed(NodeId::new(node)).with_request_id(request(name)));
+        }
+        let mut growing: Vec<SemanticEdgeSet> = (0..HARNESSES).map(|_| SemanticEdgeSet::new()).collect();
         for step in steps {
             let set: SemanticEdgeSet = match step {
                 Step::Nodes(count) => {
@@ -151,9 +160,9 @@ proptest! {
                         ..ModelCall::default()
                     }.with_request_id(request(name)));
                     if model(&trace, &[]).is_err() {
-                        let expected = model(&trace, growing.edges()).unwrap_err();
+                        let expected = model(&trace, growing[0].edges()).unwrap_err();
                         let before = trace.clone();
-                        let error = trace.add_semantic_edges(&growing).unwrap_err();
+                        let error = trace.add_semantic_edges(&growing[0]).unwrap_err();
                         prop_assert_eq!(error.code(), expected);
                         prop_assert!(trace == before);
                         if node < trace.nodes().len() as i64 {
@@ -173,14 +182,26 @@ proptest! {
                     trace.push_call(ModelCall::default().with_request_id(request(name)));
                     continue;
                 }
-                Step::Extend(list) => {
+                Step::Extend(harness, list) => {
+                    let growing = &mut growing[harness];
                     for (source, target, label) in list {
-                        // Repeats are refused by the set itself.
-                        let _ = growing.push(edge(source, target, label));
+                        // What would be refused is published once, and not again.
+                        let mut tried = growing.edges().to_vec();
+                        tried.push(edge(source, target, label));
+                        let Ok(set) = SemanticEdgeSet::from_edges(tried) else {
+                            continue;
+                        };
+                        if let Err(expected) = model(&trace, set.edges()) {
+                            let before = trace.clone();
+                            prop_assert_eq!(trace.add_semantic_edges(&set).unwrap_err().code(), expected);
+                            prop_assert!(trace == before);
+                        } else {
+                            growing.push(edge(source, target, label)).unwrap();
+                        }
                     }
                     let expected = model(&trace, growing.edges());
                     let before = trace.clone();
-                    match (trace.add_semantic_edges(&growing), expected) {
+                    match (trace.add_semantic_edges(growing), expected) {
                         (Ok(_), Ok(expected)) => prop_assert_eq!(links(&trace), expected),
                         (Err(error), Err(expected)) => {
                             prop_assert_eq!(error.code(), expected);
@@ -193,8 +214,8 @@ proptest! {
                 Step::Fresh(list) => SemanticEdgeSet::from_edges(
                     list.into_iter().map(|(s, t, l)| edge(s, t, l)).collect(),
                 ).unwrap(),
-                Step::Prefix(len) => SemanticEdgeSet::from_edges(
-                    growing.edges().iter().take(len).cloned().collect(),
+                Step::Prefix(harness, len) => SemanticEdgeSet::from_edges(
+                    growing[harness].edges().iter().take(len).cloned().collect(),
                 ).unwrap(),
             };
             let expected = model(&trace, set.edges());

@@ -62,8 +62,9 @@ impl fmt::Display for StoreError {
 impl std::error::Error for StoreError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
-            StoreError::Io(error) => Some(error),
-            StoreError::Json(error) => Some(error),
+            // These two are shown as themselves.
+            StoreError::Io(error) => error.source(),
+            StoreError::Json(error) => error.source(),
             _ => None,
         }
     }
