@@ -9,6 +9,7 @@ use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bollard::errors::Error as ApiError;
 use bollard::{ClientVersion, Docker};
 use runtime_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -29,6 +30,9 @@ const OLDEST: ClientVersion = ClientVersion {
 
 /// How long the engine may take to answer one request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How often an engine behind TLS is asked for its version when the connection breaks.
+const VERSION_ATTEMPTS: usize = 5;
 
 /// How long a service of our own may take to be there.
 const SERVICE_START: Duration = Duration::from_secs(20);
@@ -310,10 +314,21 @@ async fn client_of(kind: EngineKind, endpoint: &Endpoint) -> Result<Docker> {
         return endpoint.client(kind, &version);
     }
     let client = endpoint.client(kind, &NEWEST)?;
-    let client = client
-        .negotiate_version()
-        .await
-        .map_err(|error| from_api(kind, "asking for the version", error))?;
+    let mut attempts = 1;
+    let client = loop {
+        let error = match client.clone().negotiate_version().await {
+            Ok(client) => break client,
+            Err(error) => error,
+        };
+        // An engine that refuses our certificate does so after the handshake, and what comes of the request may be known
+        // before the reason is read.
+        let broke = matches!(&error, ApiError::HyperLegacyError { err } if !err.is_connect());
+        let error = from_api(kind, "asking for the version", error);
+        if !(broke && error.is_retryable() && endpoint.certs().is_some() && attempts < VERSION_ATTEMPTS) {
+            return Err(error);
+        }
+        attempts += 1;
+    };
     let version = client.client_version();
     if version < OLDEST {
         return Err(Error::unsupported(format!(
