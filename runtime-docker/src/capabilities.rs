@@ -4,7 +4,7 @@ use runtime_core::{Capabilities, Egress, Expose};
 
 use crate::SERVICE_PORT;
 use crate::config::{ContainerConfig, EngineKind, ExecMode};
-use crate::connect::{self, Surroundings};
+use crate::connect::{self, Endpoint, Surroundings};
 
 /// The largest argument or variable that Linux takes: 32 pages, the final NUL included.
 const MAX_ARGUMENT: u64 = (128 << 10) - 1;
@@ -42,10 +42,11 @@ pub(crate) fn guest() -> Capabilities {
     can
 }
 
-/// Through the Engine API's exec. `host_processes`: the box's processes are processes of this host.
-pub(crate) fn engine(kind: EngineKind, host_processes: bool, local: bool) -> Capabilities {
+/// Through the Engine API's exec. `host_processes`: the box's processes are processes of this host. An engine without an
+/// endpoint is a service of our own that is not there yet.
+pub(crate) fn engine(kind: EngineKind, host_processes: bool, endpoint: Option<&Endpoint>) -> Capabilities {
     let mut can = guest();
-    can.local = local;
+    can.local = endpoint.is_none_or(Endpoint::is_local);
     // What a program leaves behind is found through procfs.
     can.kills_leftovers = host_processes;
     // Both streams share a connection, and requests are JSON.
@@ -58,7 +59,10 @@ pub(crate) fn engine(kind: EngineKind, host_processes: bool, local: bool) -> Cap
     // Docker tells what the kernel refuses to start as code 1, Podman says why.
     can.start_failures = kind == EngineKind::Podman;
     can.oom_detection = false;
-    can.expose = Expose::Port(SERVICE_PORT);
+    can.expose = match endpoint.map(Endpoint::published_at) {
+        Some(None) => Expose::Nothing,
+        None | Some(Some(_)) => Expose::Port(SERVICE_PORT),
+    };
     can.egress = Egress::Unrestricted;
     can
 }
@@ -79,11 +83,11 @@ pub(crate) fn of(kind: EngineKind, config: &ContainerConfig) -> Capabilities {
     match config.exec {
         ExecMode::Engine => {
             let found = connect::find(kind, config.host.as_deref(), &Surroundings::current());
-            // Only a service of our own has no address yet.
-            let local = found.map_or(true, |endpoint| endpoint.is_none_or(|endpoint| endpoint.is_local()));
-            engine(kind, local, local)
+            let endpoint = found.ok().flatten();
+            let local = endpoint.as_ref().is_none_or(Endpoint::is_local);
+            engine(kind, local, endpoint.as_ref())
         }
-        ExecMode::Auto if !guest_is_there => engine(kind, true, true),
+        ExecMode::Auto if !guest_is_there => engine(kind, true, None),
         ExecMode::Auto | ExecMode::Guest | ExecMode::Stdio => of_guest(config),
     }
 }

@@ -2,12 +2,14 @@
 
 use std::collections::HashMap;
 use std::env;
+use std::net::IpAddr;
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::{Mutex, OnceLock, PoisonError};
 use std::time::Duration;
 
+use bollard::errors::Error as ApiError;
 use bollard::{ClientVersion, Docker};
 use runtime_core::{Error, ErrorKind, Result};
 use serde::Deserialize;
@@ -28,6 +30,9 @@ const OLDEST: ClientVersion = ClientVersion {
 
 /// How long the engine may take to answer one request.
 pub(crate) const REQUEST_TIMEOUT: Duration = Duration::from_secs(120);
+
+/// How often an engine behind TLS is asked for its version when the connection breaks.
+const VERSION_ATTEMPTS: usize = 5;
 
 /// How long a service of our own may take to be there.
 const SERVICE_START: Duration = Duration::from_secs(20);
@@ -55,11 +60,25 @@ impl Endpoint {
         }
     }
 
-    /// The host on which it publishes ports.
-    pub(crate) fn host(&self) -> &str {
+    /// Where this host reaches the ports that containers publish: on the engine's loopback, so nowhere for an engine
+    /// whose address is another host's.
+    pub(crate) fn published_at(&self) -> Option<&'static str> {
+        let here = match self {
+            Self::Unix(_) => true,
+            Self::Tcp(address) | Self::Tls(address, _) => {
+                let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
+                let ip = host.trim_start_matches('[').trim_end_matches(']').parse::<IpAddr>();
+                host == "localhost" || ip.is_ok_and(|ip| ip.is_loopback())
+            }
+        };
+        here.then_some("127.0.0.1")
+    }
+
+    /// The directory of its certificates.
+    pub(crate) fn certs(&self) -> Option<&Path> {
         match self {
-            Self::Unix(_) => "127.0.0.1",
-            Self::Tcp(address) | Self::Tls(address, _) => address.rsplit_once(':').map_or(address, |(host, _)| host),
+            Self::Tls(_, certs) => Some(certs),
+            Self::Unix(_) | Self::Tcp(_) => None,
         }
     }
 
@@ -74,14 +93,7 @@ impl Endpoint {
             Self::Unix(path) => Docker::connect_with_unix(&path.to_string_lossy(), timeout, version),
             Self::Tcp(address) => Docker::connect_with_http(&format!("tcp://{address}"), timeout, version),
             #[cfg(feature = "tls")]
-            Self::Tls(address, certs) => Docker::connect_with_ssl(
-                &format!("tcp://{address}"),
-                &certs.join("key.pem"),
-                &certs.join("cert.pem"),
-                &certs.join("ca.pem"),
-                timeout,
-                version,
-            ),
+            Self::Tls(address, certs) => crate::tls::client(address, certs, timeout, version)?,
             #[cfg(not(feature = "tls"))]
             Self::Tls(..) => {
                 let message = "the engine wants TLS: turn on the feature `tls` of `runtime-docker`";
@@ -261,7 +273,8 @@ fn context(from: &Surroundings) -> Result<Option<Endpoint>> {
         .and_then(|endpoint| endpoint.host.as_deref());
     let host = host.ok_or_else(|| bad("names no engine".to_owned()))?;
     let certs = dir.join("contexts/tls").join(&id).join("docker");
-    parse(host, certs.join("ca.pem").exists().then_some(certs)).map(Some)
+    // Never plain where a certificate is missing.
+    parse(host, certs.is_dir().then_some(certs)).map(Some)
 }
 
 /// Answers about endpoints that do not change while the process lives.
@@ -277,24 +290,45 @@ pub(crate) async fn connect(kind: EngineKind, host: Option<&str>) -> Result<(Doc
         Some(endpoint) => endpoint,
         None => Endpoint::Unix(podman_service().await?),
     };
+    Ok((client_of(kind, &endpoint).await?, endpoint))
+}
+
+/// A client for an engine that a lease names, with the certificates that its box was made with.
+///
+/// # Errors
+/// As [`connect`].
+pub(crate) async fn connect_again(kind: EngineKind, host: &str, certs: PathBuf) -> Result<(Docker, Endpoint)> {
+    let endpoint = parse(host, Some(certs))?;
+    Ok((client_of(kind, &endpoint).await?, endpoint))
+}
+
+async fn client_of(kind: EngineKind, endpoint: &Endpoint) -> Result<Docker> {
     let known = lock(&VERSIONS)
         .as_ref()
-        .and_then(|versions| versions.get(&endpoint).copied());
+        .and_then(|versions| versions.get(endpoint).copied());
     if let Some((major_version, minor_version)) = known {
-        let client = endpoint.client(
-            kind,
-            &ClientVersion {
-                major_version,
-                minor_version,
-            },
-        )?;
-        return Ok((client, endpoint));
+        let version = ClientVersion {
+            major_version,
+            minor_version,
+        };
+        return endpoint.client(kind, &version);
     }
     let client = endpoint.client(kind, &NEWEST)?;
-    let client = client
-        .negotiate_version()
-        .await
-        .map_err(|error| from_api(kind, "asking for the version", error))?;
+    let mut attempts = 1;
+    let client = loop {
+        let error = match client.clone().negotiate_version().await {
+            Ok(client) => break client,
+            Err(error) => error,
+        };
+        // An engine that refuses our certificate does so after the handshake, and what comes of the request may be known
+        // before the reason is read.
+        let broke = matches!(&error, ApiError::HyperLegacyError { err } if !err.is_connect());
+        let error = from_api(kind, "asking for the version", error);
+        if !(broke && error.is_retryable() && endpoint.certs().is_some() && attempts < VERSION_ATTEMPTS) {
+            return Err(error);
+        }
+        attempts += 1;
+    };
     let version = client.client_version();
     if version < OLDEST {
         return Err(Error::unsupported(format!(
@@ -304,7 +338,7 @@ pub(crate) async fn connect(kind: EngineKind, host: Option<&str>) -> Result<(Doc
     lock(&VERSIONS)
         .get_or_insert_default()
         .insert(endpoint.clone(), (version.major_version, version.minor_version));
-    Ok((client, endpoint))
+    Ok(client)
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
@@ -465,7 +499,6 @@ mod tests {
 
         let certs = home.path().join(".docker/contexts/tls").join(&id).join("docker");
         std::fs::create_dir_all(&certs).expect("created");
-        std::fs::write(certs.join("ca.pem"), "").expect("written");
         assert_eq!(
             find(None, &[]).expect("context"),
             Some(Endpoint::Tls("10.1.2.3:2375".into(), certs))
@@ -497,6 +530,26 @@ mod tests {
                 (error.kind(), error.field()),
                 (ErrorKind::InvalidConfig, Some("host")),
                 "{address}"
+            );
+        }
+    }
+
+    #[test]
+    fn ports_are_published_where_the_engine_is() {
+        for here in [
+            "localhost:2375",
+            "127.0.0.1:2375",
+            "127.0.0.2:1",
+            "[::1]:2375",
+            "localhost",
+        ] {
+            assert_eq!(Endpoint::Tcp(here.into()).published_at(), Some("127.0.0.1"), "{here}");
+        }
+        for elsewhere in ["10.1.2.3:2375", "h:2375", "[2001:db8::1]:2375", "10.1.2.3"] {
+            assert_eq!(
+                Endpoint::Tls(elsewhere.into(), "/certs".into()).published_at(),
+                None,
+                "{elsewhere}"
             );
         }
     }

@@ -50,6 +50,18 @@ impl Engine {
         Ok(Self { kind, client, endpoint })
     }
 
+    /// The engine that a lease names.
+    ///
+    /// # Errors
+    /// As [`connect::connect`].
+    pub(crate) async fn connect_again(kind: EngineKind, host: Option<&str>, certs: Option<&str>) -> Result<Self> {
+        let (Some(host), Some(certs)) = (host, certs) else {
+            return Self::connect(kind, host).await;
+        };
+        let (client, endpoint) = connect::connect_again(kind, host, certs.into()).await?;
+        Ok(Self { kind, client, endpoint })
+    }
+
     /// What an error of the client means.
     pub(crate) fn error(&self, what: &str, error: bollard::errors::Error) -> Error {
         from_api(self.kind, what, error)

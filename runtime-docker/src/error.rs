@@ -9,6 +9,10 @@ use crate::config::EngineKind;
 
 /// What an error of the client means.
 pub(crate) fn from_api(kind: EngineKind, what: &str, error: ApiError) -> Error {
+    #[cfg(feature = "tls")]
+    if let Some(refused) = crate::tls::refused(&error) {
+        return from_tls(kind, what, &refused);
+    }
     match error {
         ApiError::DockerResponseServerError { status_code, message } => from_status(kind, what, status_code, &message),
         ApiError::RequestTimeoutError => {
@@ -44,6 +48,16 @@ fn denied(kind: EngineKind, what: &str) -> Error {
         }
     };
     Error::new(ErrorKind::PermissionDenied, format!("{what}: {kind}: {fix}")).with_retry(Retry::Permanent)
+}
+
+/// Another attempt would show the same certificates.
+#[cfg(feature = "tls")]
+fn from_tls(kind: EngineKind, what: &str, refused: &crate::tls::Refused) -> Error {
+    let (error_kind, text) = match refused {
+        crate::tls::Refused::Theirs(why) => (ErrorKind::Unavailable, format!("is not trusted: {why}")),
+        crate::tls::Refused::Ours(why) => (ErrorKind::Unauthorized, format!("refuses our certificate: {why}")),
+    };
+    Error::new(error_kind, format!("{what}: {kind} {text}")).with_retry(Retry::Permanent)
 }
 
 fn unreachable(kind: EngineKind, what: &str, detail: &str) -> Error {

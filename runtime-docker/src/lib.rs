@@ -46,6 +46,8 @@ mod guest;
 mod image;
 mod provider;
 mod runtime;
+#[cfg(feature = "tls")]
+mod tls;
 mod wire;
 
 pub use provider::{DockerConfig, DockerProvider, DockerRuntime, PodmanConfig, PodmanProvider, PodmanRuntime};

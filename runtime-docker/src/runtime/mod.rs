@@ -156,7 +156,7 @@ impl Runtime for ContainerRuntime {
         match self.ready.get().map(|ready| (ready.way, &ready.backend)) {
             None => capabilities::of(self.kind, &self.config),
             Some((Way::Engine, Backend::Engine(commands))) => {
-                capabilities::engine(self.kind, commands.is_local(), commands.engine.endpoint.is_local())
+                capabilities::engine(self.kind, commands.is_local(), Some(&commands.engine.endpoint))
             }
             Some(_) => capabilities::of_guest(&self.config),
         }
@@ -191,6 +191,10 @@ impl Runtime for ContainerRuntime {
         ]);
         if let Ok(Some(endpoint)) = connect::find(self.kind, self.config.host.as_deref(), &Surroundings::current()) {
             context.insert(orphan::HOST.to_owned(), endpoint.address());
+            // Whoever reaps may have another environment and stand elsewhere.
+            if let Some(certs) = endpoint.certs().and_then(|certs| std::path::absolute(certs).ok()) {
+                context.insert(orphan::CERTS.to_owned(), certs.to_string_lossy().into_owned());
+            }
         }
         if let Ok(directories) = self.spec.cache.join(self.directories()) {
             let directory = directories.join(&self.name);
@@ -404,7 +408,10 @@ impl Runtime for ContainerRuntime {
         match (&ready.backend, ready.service) {
             (Backend::Guest(guest), _) => guest.expose(port).await,
             (Backend::Engine(commands), Some(service)) if port == SERVICE_PORT => {
-                let host = commands.engine.endpoint.host();
+                let host = commands.engine.endpoint.published_at();
+                let host = host.ok_or_else(|| {
+                    Error::unsupported("in engine mode a box publishes its port on the engine's host alone")
+                })?;
                 Ok(format!("http://{host}:{service}"))
             }
             _ => Err(Error::unsupported(format!(

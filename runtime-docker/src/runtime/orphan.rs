@@ -15,6 +15,8 @@ use crate::{NAME_LABEL, RUN_LABEL};
 pub(super) const CONTAINER: &str = "container";
 /// The address of its engine.
 pub(super) const HOST: &str = "host";
+/// The directory of the certificates for it.
+pub(super) const CERTS: &str = "certs";
 /// The directory of its guest.
 pub(super) const DIRECTORY: &str = "dir";
 /// The reference of its image.
@@ -31,7 +33,7 @@ pub(crate) async fn delete_orphan(kind: EngineKind, orphan: &Orphan) -> Result<(
     if fact(BORROWED).is_some() {
         return Ok(());
     }
-    let engine = Engine::connect(kind, fact(HOST)).await?;
+    let engine = Engine::connect_again(kind, fact(HOST), fact(CERTS)).await?;
     let labels = [(RUN_LABEL, orphan.run_scope.as_str()), (NAME_LABEL, &orphan.name)];
     let container = fact(CONTAINER);
     let mut found = false;
