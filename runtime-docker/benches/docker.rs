@@ -1,4 +1,5 @@
-//! Boxes against their floors, in one run: the Engine API's own exec, a bare `tokio::process`, bare pipes and files.
+//! Boxes against their floors, in one run: the Engine API's own exec, a bare `tokio::process`, bare pipes and files. The
+//! programs are those of the same `busybox` on both sides (Debian package `busybox-static`).
 //!
 //! `cargo bench -p runtime-docker -- [--engine docker|podman] [--only PART]`. Prints medians and ratios. Only ratios of one
 //! run mean something.
@@ -101,7 +102,8 @@ async fn main() -> Result<()> {
             guest.run(["true"]).await?;
             ours.push(at.elapsed());
             let at = Instant::now();
-            let child = tokio::process::Command::new("true")
+            let child = tokio::process::Command::new("busybox")
+                .arg("true")
                 .stdin(Stdio::null())
                 .stdout(Stdio::piped())
                 .stderr(Stdio::piped())
@@ -155,7 +157,8 @@ async fn main() -> Result<()> {
             process.stdin.take().expect("stdin"),
             process.stdout.take().expect("stdout"),
         );
-        let child = tokio::process::Command::new("cat")
+        let child = tokio::process::Command::new("busybox")
+            .arg("cat")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
             .spawn();
@@ -187,8 +190,8 @@ async fn main() -> Result<()> {
             assert_eq!(read, BYTES);
             ours.push(at.elapsed());
             let at = Instant::now();
-            let child = tokio::process::Command::new("head")
-                .args(&command[1..])
+            let child = tokio::process::Command::new("busybox")
+                .args(command)
                 .stdout(Stdio::piped())
                 .spawn();
             assert_eq!(
