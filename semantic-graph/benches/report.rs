@@ -46,9 +46,9 @@ fn main() -> Outcome<()> {
     match args.get(1).map(String::as_str) {
         Some("generate") => return generate(args[2].as_ref(), args[3].parse()?),
         Some("load") => return measure_load(args[2].as_ref()),
-        Some("updates") => return measure_updates(&args[2], args[3].parse()?),
+        Some("updates") => return measure_updates(&args[2], args[3].parse()?, args[4].parse()?),
         // For tools that count instructions and cache misses, with which the clock may not work.
-        Some("count") => return publish(Way::Growing, args[2].parse()?, &mut || ()),
+        Some("count") => return publish(Way::Growing, args[2].parse()?, args[3].parse()?, &mut || ()),
         // `cargo test --benches` runs this too; it measures nothing then.
         Some("--bench") => {}
         _ => return Ok(()),
@@ -169,12 +169,12 @@ fn publish_growing(trace: &mut Trace, set: &mut SemanticEdgeSet, parts: &EdgeTex
 }
 
 /// How many instructions the updates of a growing set take; none without valgrind.
-fn count_instructions(updates: usize) -> Outcome<Option<f64>> {
+fn count_instructions(turn_count: usize, updates: usize) -> Outcome<Option<f64>> {
     let output = Command::new("valgrind")
         .args(["--tool=callgrind", "--callgrind-out-file=/dev/null"])
         .arg("--toggle-collect=report::publish_growing*")
         .arg(std::env::current_exe()?)
-        .args(["count", &updates.to_string()])
+        .args(["count", &turn_count.to_string(), &updates.to_string()])
         .output();
     let Ok(output) = output else { return Ok(None) };
     let text = String::from_utf8_lossy(&output.stderr);
@@ -184,10 +184,9 @@ fn count_instructions(updates: usize) -> Outcome<Option<f64>> {
         .filter(|count| *count > 0.0))
 }
 
-/// Does `updates` updates of ten edges over five turns for each; `lap` is called after every
-/// stretch of them.
-fn publish(way: Way, updates: usize, lap: &mut dyn FnMut()) -> Outcome<()> {
-    let (turn_count, count) = (5 * updates, 10 * updates);
+/// Does `updates` updates of ten edges; `lap` is called after every stretch of them.
+fn publish(way: Way, turn_count: usize, updates: usize, lap: &mut dyn FnMut()) -> Outcome<()> {
+    let count = 10 * updates;
     let mut trace = store_turns(&turns(turn_count), Prompts::Shared, &mut |step| step());
     let parts = EdgeTexts::new(count, turn_count);
     let (mut text, ends) = payload(count, turn_count);
@@ -221,10 +220,10 @@ fn publish(way: Way, updates: usize, lap: &mut dyn FnMut()) -> Outcome<()> {
 }
 
 /// Prints the time of every stretch, in nanoseconds.
-fn measure_updates(way: &str, updates: usize) -> Outcome<()> {
+fn measure_updates(way: &str, turn_count: usize, updates: usize) -> Outcome<()> {
     let way = WAYS.iter().find(|(name, _)| *name == way).ok_or("no such way")?.1;
     let mut laps = Vec::new();
-    publish(way, updates, &mut || laps.push(Instant::now()))?;
+    publish(way, turn_count, updates, &mut || laps.push(Instant::now()))?;
     for lap in laps.windows(2) {
         println!("{}", (lap[1].0 - lap[0].0).as_nanos());
     }
@@ -236,13 +235,13 @@ fn measure_updates(way: &str, updates: usize) -> Outcome<()> {
 /// A run of some milliseconds does not get through on a busy machine without losing its caches to
 /// somebody, and the longer it is, the more often. So what counts is the best time of every
 /// stretch, and runs of all kinds take turns.
-fn time_updates(runs: usize, kinds: &[(&str, usize)]) -> Outcome<Vec<f64>> {
+fn time_updates(runs: usize, kinds: &[(&str, usize, usize)]) -> Outcome<Vec<f64>> {
     let me = std::env::current_exe()?;
     let mut best: Vec<Vec<u64>> = vec![Vec::new(); kinds.len()];
     for _ in 0..runs {
-        for (best, (way, updates)) in best.iter_mut().zip(kinds) {
+        for (best, (way, turn_count, updates)) in best.iter_mut().zip(kinds) {
             let output = Command::new(&me)
-                .args(["updates", way, &updates.to_string()])
+                .args(["updates", way, &turn_count.to_string(), &updates.to_string()])
                 .output()?;
             if !output.status.success() {
                 return Err(format!("{way}: {}", String::from_utf8_lossy(&output.stderr)).into());
@@ -284,7 +283,11 @@ fn report_updates(baseline: &dyn Fn(&[&str]) -> Option<f64>) -> Outcome<()> {
     let reference = baseline(&["edges", "validate_s"])
         .zip(baseline(&["edges", "apply_s"]))
         .map(|(validate, apply)| validate + apply);
-    let kinds = [("growing", 2_000), ("growing", 4_000)];
+    let kinds = [
+        ("growing", 10_000, 2_000),
+        ("growing", 10_000, 4_000),
+        ("growing", 20_000, 4_000),
+    ];
     let growing = time_updates(40, &kinds)?;
     println!(
         "  {:<32} {:>8.2} ms in all     doubled: {:.2}x{}",
@@ -293,20 +296,31 @@ fn report_updates(baseline: &dyn Fn(&[&str]) -> Option<f64>) -> Outcome<()> {
         growing[1] / growing[0],
         ratio(reference, growing[0])
     );
-    match (count_instructions(2_000)?, count_instructions(4_000)?) {
-        (Some(one), Some(two)) => println!(
-            "  {:<32} {:>8.2} million       doubled: {:.2}x",
-            "  its instructions",
-            one / 1e6,
-            two / one
+    println!(
+        "  {:<32} {:>8.2} ms in all     {:.2}x the above",
+        "  with twice the turns, too",
+        growing[2] * 1e3,
+        growing[2] / growing[0],
+    );
+    let counts = [(10_000, 2_000), (10_000, 4_000), (20_000, 4_000)]
+        .into_iter()
+        .map(|(turn_count, updates)| count_instructions(turn_count, updates))
+        .collect::<Outcome<Option<Vec<f64>>>>()?;
+    match counts {
+        Some(counts) => println!(
+            "  {:<32} {:>8.2} million       doubled: {:.2}x, with twice the turns {:.2}x",
+            "  instructions",
+            counts[0] / 1e6,
+            counts[1] / counts[0],
+            counts[2] / counts[0]
         ),
-        _ => println!("  no valgrind: instructions are not counted"),
+        None => println!("  no valgrind: instructions are not counted"),
     }
     let kinds = [
-        ("payloads", 2_000),
-        ("floor", 2_000),
-        ("payloads", 4_000),
-        ("floor", 4_000),
+        ("payloads", 10_000, 2_000),
+        ("floor", 10_000, 2_000),
+        ("payloads", 20_000, 4_000),
+        ("floor", 20_000, 4_000),
     ];
     let times = time_updates(10, &kinds)?;
     let (one, floor, two, floor_two) = (times[0], times[1], times[2], times[3]);
