@@ -393,6 +393,10 @@ impl Runtime for IsolatedRuntime {
         self.network()?.host_url(url).await
     }
 
+    fn egress_log(&self) -> Option<crate::egress::EgressLog> {
+        Some(self.network.get()?.log().clone())
+    }
+
     async fn open_network(&self) -> Result<()> {
         // There is none to give back: setup has the proxy, as every other phase.
         self.network()?.open(async { Ok(()) }).await
