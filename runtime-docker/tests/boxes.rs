@@ -1,58 +1,21 @@
 //! Boxes on real engines, in every way: what the conformance suite does not ask.
 
+#[path = "support/boxes.rs"]
+mod boxes;
 mod support;
-#[path = "support/ways.rs"]
-mod ways;
 
 use std::time::Duration;
 
+use boxes::{KINDS, cache, everywhere, provision};
 use runtime_core::cache::CacheDir;
-use runtime_core::{Command, ErrorKind, Result, RuntimeConfig, Sandbox};
-use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PodmanConfig};
+use runtime_core::{Command, ErrorKind, Sandbox};
+use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode};
 use support::{client, config, containers_of, image, is_there};
-use tempfile::TempDir;
-
-const KINDS: [EngineKind; 2] = [EngineKind::Docker, EngineKind::Podman];
-const WAYS: [ExecMode; 3] = [ExecMode::Guest, ExecMode::Stdio, ExecMode::Engine];
-
-fn boxed(kind: EngineKind, config: ContainerConfig) -> Box<dyn RuntimeConfig> {
-    match kind {
-        EngineKind::Docker => DockerConfig(config).into(),
-        EngineKind::Podman => PodmanConfig(config).into(),
-    }
-}
-
-/// A cache of the test's own.
-fn cache() -> TempDir {
-    TempDir::with_prefix("sandbox-docker-").expect("a directory")
-}
-
-async fn provision(kind: EngineKind, config: ContainerConfig, cache: &TempDir) -> Result<Sandbox> {
-    Sandbox::builder(boxed(kind, config))
-        .cache(CacheDir::at(cache.path()))
-        .provision()
-        .await
-}
 
 async fn text(sandbox: &Sandbox, script: &str) -> String {
     let output = sandbox.run(Command::shell(script)).await.expect(script);
     assert!(output.success(), "{script}: {}", output.stderr_lossy());
     output.stdout_lossy().trim_end().to_owned()
-}
-
-/// Every engine that is there, in every way.
-fn everywhere() -> impl Iterator<Item = (EngineKind, ExecMode)> {
-    KINDS
-        .into_iter()
-        .filter(|kind| is_there(*kind))
-        .flat_map(|kind| WAYS.map(|way| (kind, way)))
-        .filter(|(_, way)| {
-            ways::is_way_asked_for(match way {
-                ExecMode::Stdio => "stdio",
-                ExecMode::Engine => "engine",
-                _ => "socket",
-            })
-        })
 }
 
 async fn gone(kind: EngineKind, name: &str) {

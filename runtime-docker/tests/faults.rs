@@ -1,78 +1,31 @@
 //! What goes wrong around a box, on real engines: each fault has its type, and none leaves anything behind.
 
+#[path = "support/boxes.rs"]
+mod boxes;
 #[path = "support/daemon.rs"]
 mod daemon;
 #[path = "support/front.rs"]
 mod front;
 mod support;
-#[path = "support/ways.rs"]
-mod ways;
 
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::time::Duration;
 
+use boxes::{KINDS, cache, everywhere, leases, provision};
 use daemon::Daemon;
 use front::{Fault, Front};
 use runtime_core::cache::CacheDir;
-use runtime_core::{Command, ErrorKind, Result, RuntimeConfig, Sandbox};
-use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PodmanConfig, PullPolicy};
+use runtime_core::{Command, ErrorKind, Sandbox};
+use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PullPolicy};
 use support::{client, config, containers_of, image, is_there};
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-const KINDS: [EngineKind; 2] = [EngineKind::Docker, EngineKind::Podman];
-
-fn boxed(kind: EngineKind, config: ContainerConfig) -> Box<dyn RuntimeConfig> {
-    match kind {
-        EngineKind::Docker => DockerConfig(config).into(),
-        EngineKind::Podman => PodmanConfig(config).into(),
-    }
-}
-
-fn cache() -> TempDir {
-    TempDir::with_prefix("sandbox-docker-").expect("a directory")
-}
-
-async fn provision(kind: EngineKind, config: ContainerConfig, cache: &TempDir) -> Result<Sandbox> {
-    Sandbox::builder(boxed(kind, config))
-        .cache(CacheDir::at(cache.path()))
-        .provision()
-        .await
-}
 
 /// Ends a test that would hang.
 async fn in_time<T>(what: &str, future: impl Future<Output = T>) -> T {
     let ended = tokio::time::timeout(Duration::from_secs(60), future).await;
     ended.unwrap_or_else(|_| panic!("{what} hangs"))
-}
-
-/// The engines that are there, in the ways that are asked for.
-fn everywhere() -> impl Iterator<Item = (EngineKind, ExecMode)> {
-    const WAYS: [(ExecMode, &str); 3] = [
-        (ExecMode::Guest, "socket"),
-        (ExecMode::Stdio, "stdio"),
-        (ExecMode::Engine, "engine"),
-    ];
-    KINDS
-        .into_iter()
-        .filter(|kind| is_there(*kind))
-        .flat_map(|kind| WAYS.map(|(exec, way)| (kind, exec, way)))
-        .filter(|(_, _, way)| ways::is_way_asked_for(way))
-        .map(|(kind, exec, _)| (kind, exec))
-}
-
-/// The boxes that a reaper of this cache would delete or that a living process holds.
-async fn leases(cache: &TempDir) -> usize {
-    let options = runtime_core::ReapOptions {
-        cache: CacheDir::at(cache.path()),
-        dry_run: true,
-        ..Default::default()
-    };
-    let registry = runtime_core::Registry::default();
-    let report = runtime_core::reap(&registry, options).await.expect("a report");
-    report.boxes.len() + report.living_boxes
 }
 
 /// An engine of the test's own; Docker alone, as Podman has no process that boxes depend on.
@@ -117,10 +70,14 @@ async fn an_engine_that_is_restarted_takes_its_boxes_along_and_their_leases_stay
     assert_eq!(run.kind(), ErrorKind::SandboxGone, "{run}");
     let stop = in_time("stop", sandbox.stop()).await.expect_err("nobody to ask");
     assert_eq!(stop.kind(), ErrorKind::Unavailable, "{stop}");
-    assert_eq!(leases(&cache).await, 1, "what was not confirmed stays on the books");
+    assert_eq!(
+        leases(cache.path()).await,
+        1,
+        "what was not confirmed stays on the books"
+    );
     daemon.up().expect("the engine again");
     in_time("stop", sandbox.stop()).await.expect("a stop");
-    assert_eq!(leases(&cache).await, 0);
+    assert_eq!(leases(cache.path()).await, 0);
     assert_eq!(daemon.client(&["ps", "--all", "--quiet"]).expect("a list"), "");
 }
 
@@ -259,7 +216,7 @@ async fn a_missing_image_is_not_pulled_against_the_policy() {
             error.message().contains("pull"),
             "it says why nobody looked further: {error}"
         );
-        assert_eq!(leases(&cache).await, 0);
+        assert_eq!(leases(cache.path()).await, 0);
     }
 }
 
@@ -289,11 +246,11 @@ async fn an_engine_that_stalls_meets_the_operations_deadline_and_the_box_is_dele
         if exec == ExecMode::Guest {
             let stop = in_time("stop", sandbox.stop()).await.expect_err("no answer");
             assert_eq!(stop.kind(), ErrorKind::Timeout, "{stop}");
-            assert_eq!(leases(&cache).await, 1);
+            assert_eq!(leases(cache.path()).await, 1);
         }
         front.set(Fault::None);
         in_time("stop", sandbox.stop()).await.expect("a stop");
-        assert_eq!(leases(&cache).await, 0);
+        assert_eq!(leases(cache.path()).await, 0);
         let left = containers_of(EngineKind::Docker, sandbox.name()).expect("a list");
         assert_eq!(left, Vec::<String>::new());
     }
@@ -318,7 +275,7 @@ async fn a_container_whose_creation_was_not_answered_is_found_and_deleted() {
         assert!(error.is_retryable(), "{error}");
         let left = containers_of(EngineKind::Docker, &name).expect("a list");
         assert_eq!(left, Vec::<String>::new(), "{exec:?}");
-        assert_eq!(leases(&cache).await, 0);
+        assert_eq!(leases(cache.path()).await, 0);
     }
 }
 
@@ -340,7 +297,7 @@ async fn a_name_that_is_taken_is_typed_and_its_holder_is_left_alone() {
     let still = client(EngineKind::Docker, &["inspect", "--format", "{{.Id}}", &holder]);
     assert_eq!(still.expect("it is still there"), holder);
     client(EngineKind::Docker, &["rm", &holder]).expect("a removal");
-    assert_eq!(leases(&cache).await, 0);
+    assert_eq!(leases(cache.path()).await, 0);
 }
 
 /// The socket that the child of the next test uses.

@@ -1,5 +1,7 @@
 //! Containers whose owner is gone, panicked, or had only borrowed them.
 
+#[path = "support/boxes.rs"]
+mod boxes;
 mod support;
 
 use std::os::unix::process::ExitStatusExt as _;
@@ -8,23 +10,15 @@ use std::process::{Command, Output};
 use std::sync::Arc;
 use std::time::Duration;
 
+use boxes::boxed;
 use runtime_core::cache::CacheDir;
 use runtime_core::lease::Outcome;
 use runtime_core::names::random_hex;
 use runtime_core::scope::RunScope;
-use runtime_core::{Builder, ErrorKind, Orphan, Provider, ReapOptions, Registry, Report, RuntimeConfig, Sandbox, reap};
-use runtime_docker::{
-    ContainerConfig, DockerConfig, DockerProvider, EngineKind, ExecMode, PodmanConfig, PodmanProvider,
-};
+use runtime_core::{Builder, ErrorKind, Orphan, Provider, ReapOptions, Registry, Report, Sandbox, reap};
+use runtime_docker::{ContainerConfig, DockerProvider, EngineKind, ExecMode, PodmanProvider};
 use support::{client, config, containers_of, image, is_there};
 use tempfile::TempDir;
-
-fn boxed(kind: EngineKind, config: ContainerConfig) -> Box<dyn RuntimeConfig> {
-    match kind {
-        EngineKind::Docker => DockerConfig(config).into(),
-        EngineKind::Podman => PodmanConfig(config).into(),
-    }
-}
 
 fn provider(kind: EngineKind) -> Arc<dyn Provider> {
     match kind {

@@ -1,41 +1,25 @@
 //! Boxes with a network policy on real engines: what the cut takes away, what stays, and what happens when it fails.
 
+#[path = "support/boxes.rs"]
+mod boxes;
 mod support;
-#[path = "support/ways.rs"]
-mod ways;
 
 use std::time::Duration;
 
-use runtime_core::cache::CacheDir;
+use boxes::{KINDS, cache, provision};
 use runtime_core::network::Routes;
-use runtime_core::{Command, ErrorKind, Phase, Result, RuntimeConfig, Sandbox};
-use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PodmanConfig};
+use runtime_core::{Command, ErrorKind, Phase, Sandbox};
+use runtime_docker::{ContainerConfig, EngineKind, ExecMode};
 use support::{client, config, containers_of, is_there};
-use tempfile::TempDir;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-
-const KINDS: [EngineKind; 2] = [EngineKind::Docker, EngineKind::Podman];
 
 fn everywhere() -> impl Iterator<Item = (EngineKind, ExecMode)> {
     let ways = [("socket", ExecMode::Guest), ("stdio", ExecMode::Stdio)];
     KINDS.into_iter().filter(|kind| is_there(*kind)).flat_map(move |kind| {
         ways.into_iter()
-            .filter(|(name, _)| ways::is_way_asked_for(name))
+            .filter(|(name, _)| boxes::ways::is_way_asked_for(name))
             .map(move |(_, way)| (kind, way))
     })
-}
-
-fn cache() -> TempDir {
-    TempDir::with_prefix("sandbox-network-").expect("a directory")
-}
-
-async fn provision(kind: EngineKind, config: ContainerConfig, cache: &TempDir) -> Result<Sandbox> {
-    let config: Box<dyn RuntimeConfig> = match kind {
-        EngineKind::Docker => DockerConfig(config).into(),
-        EngineKind::Podman => PodmanConfig(config).into(),
-    };
-    let builder = Sandbox::builder(config).cache(CacheDir::at(cache.path()));
-    builder.provision().await
 }
 
 fn closed(kind: EngineKind, way: ExecMode) -> ContainerConfig {

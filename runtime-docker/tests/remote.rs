@@ -1,6 +1,8 @@
 //! An engine at a port, plain and over TLS: a forwarder in front of the engine's socket is the engine elsewhere.
 #![cfg_attr(not(feature = "tls"), allow(dead_code, reason = "most of what is here is for TLS"))]
 
+#[path = "support/boxes.rs"]
+mod boxes;
 #[path = "support/forwarder.rs"]
 mod forwarder;
 mod support;
@@ -10,9 +12,10 @@ use std::path::Path;
 use std::process::Stdio;
 use std::time::Duration;
 
+use boxes::{cache, leases};
 use forwarder::{Authority, Forwarder};
 use runtime_core::cache::CacheDir;
-use runtime_core::{Command, ErrorKind, ReapOptions, Registry, Result, Sandbox, reap};
+use runtime_core::{Command, ErrorKind, Result, Sandbox};
 use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode};
 use serde_json::{Value, json};
 use support::{config, containers_of, is_there};
@@ -26,10 +29,6 @@ const TELLS: &str = "SANDBOX_TEST_TELLS";
 /// The cache of its boxes.
 const CACHE: &str = "SANDBOX_TEST_CACHE";
 
-fn cache() -> TempDir {
-    TempDir::with_prefix("sandbox-docker-").expect("a directory")
-}
-
 fn busybox(host: Option<String>, exec: ExecMode) -> ContainerConfig {
     let mut config = config(EngineKind::Docker, "busybox", exec);
     config.host = host;
@@ -41,17 +40,6 @@ async fn provision(config: ContainerConfig, cache: &Path) -> Result<Sandbox> {
         .cache(CacheDir::at(cache))
         .provision()
         .await
-}
-
-/// The boxes that a reaper of this cache would delete or that a living process holds.
-async fn leases(cache: &Path) -> usize {
-    let options = ReapOptions {
-        cache: CacheDir::at(cache),
-        dry_run: true,
-        ..Default::default()
-    };
-    let report = reap(&Registry::default(), options).await.expect("a report");
-    report.boxes.len() + report.living_boxes
 }
 
 /// A box from its beginning to its end.
@@ -317,13 +305,13 @@ mod tls {
         let told = child("abandon", &host, &[("DOCKER_CONFIG", context.path())]).await;
         let name = told.value.as_str().expect("a name");
         assert_eq!(containers_of(EngineKind::Docker, name).expect("a list").len(), 1);
-        let mut registry = Registry::new();
+        let mut registry = runtime_core::Registry::new();
         registry.register(std::sync::Arc::new(DockerProvider));
-        let options = ReapOptions {
+        let options = runtime_core::ReapOptions {
             cache: CacheDir::at(told.cache.path()),
             ..Default::default()
         };
-        let report = reap(&registry, options).await.expect("a report");
+        let report = runtime_core::reap(&registry, options).await.expect("a report");
         let left = containers_of(EngineKind::Docker, name).expect("a list");
         for id in &left {
             client(EngineKind::Docker, &["rm", "--force", id]).expect("a removal");
