@@ -1,4 +1,4 @@
-//! The orderly end of a process: on SIGINT and SIGTERM every live sandbox is stopped before the process exits.
+//! The orderly end of a process: on SIGINT, SIGTERM and SIGHUP every live sandbox is stopped before the process exits.
 //!
 //! Opt in with [`install`]. A program that handles signals itself calls [`stop_all`] instead, or installs this too:
 //! handlers made with `tokio::signal` all see each signal.
@@ -147,9 +147,11 @@ pub fn install() -> Result<()> {
     install_with(Options::default())
 }
 
-/// From now on the first SIGINT or SIGTERM stops every live sandbox, lets no new one be created, and ends the process
-/// with exit code 130 or 143, whatever the rest of the program returns meanwhile. A second one ends it at once. The
-/// leases of what was not confirmed gone stay for the reaper. Only the first call counts.
+/// From now on the first SIGINT, SIGTERM or SIGHUP stops every live sandbox, lets no new one be created, and ends the
+/// process with exit code 130, 143 or 129, whatever the rest of the program returns meanwhile. A second one ends it at
+/// once. The leases of what was not confirmed gone stay for the reaper. Only the first call counts.
+///
+/// A process that was started with SIGHUP ignored, as by `nohup`, goes on ignoring it where `/proc` tells of that.
 ///
 /// The handler runs on a thread of its own and needs no executor.
 ///
@@ -172,6 +174,10 @@ pub fn install_with(options: Options) -> Result<()> {
         Signals {
             interrupt: signal(SignalKind::interrupt()).map_err(failed)?,
             terminate: signal(SignalKind::terminate()).map_err(failed)?,
+            hangup: match is_ignored(SignalKind::hangup()) {
+                true => None,
+                false => Some(signal(SignalKind::hangup()).map_err(failed)?),
+            },
         }
     };
     std::thread::Builder::new()
@@ -184,7 +190,7 @@ pub fn install_with(options: Options) -> Result<()> {
     Ok(())
 }
 
-/// Waits for the signal that begins the shutdown; returns the code that the process ends with, 130 or 143. For ever
+/// Waits for the signal that begins the shutdown; returns the code that the process ends with: 130, 143 or 129. For ever
 /// where no signal comes or nothing is [installed](install).
 ///
 /// # Cancellation
@@ -200,16 +206,33 @@ pub async fn requested() -> i32 {
 struct Signals {
     interrupt: Signal,
     terminate: Signal,
+    /// `None` if the process is to outlive its terminal.
+    hangup: Option<Signal>,
 }
 
 impl Signals {
     /// Waits for one; returns the code that a shell would report for it.
     async fn next(&mut self) -> i32 {
+        let hangup = async {
+            match &mut self.hangup {
+                Some(hangup) => hangup.recv().await,
+                None => std::future::pending().await,
+            }
+        };
         tokio::select! {
             _ = self.interrupt.recv() => 130,
             _ = self.terminate.recv() => 143,
+            _ = hangup => 129,
         }
     }
+}
+
+/// Whether this process ignores a signal. Not known, and so not the case, where there is no `/proc`.
+fn is_ignored(kind: SignalKind) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
+    let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.is_some_and(|mask| mask & (1 << (kind.as_raw_value() - 1)) != 0)
 }
 
 async fn serve(mut signals: Signals, options: Options) {

@@ -78,7 +78,7 @@ fn the_first_signal_stops_every_box_and_exits_with_its_code() {
             std::future::pending().await
         });
     }
-    for (kind, code) in [("-INT", 130), ("-TERM", 143)] {
+    for (kind, code) in [("-INT", 130), ("-TERM", 143), ("-HUP", 129)] {
         let dir = tempfile::tempdir().unwrap();
         let talk = start(name, dir.path());
         assert_eq!(processes(dir.path()).len(), 3);
@@ -89,6 +89,38 @@ fn the_first_signal_stops_every_box_and_exits_with_its_code() {
         assert!(stderr.contains("stopping 3 sandboxes"), "{stderr}");
         assert!(stderr.contains("(3 of 3)"), "{stderr}");
     }
+}
+
+#[test]
+#[cfg(target_os = "linux")]
+fn a_process_that_is_to_outlive_its_terminal_does() {
+    let name = "a_process_that_is_to_outlive_its_terminal_does";
+    if let Some((_, cache)) = role() {
+        shutdown::install().unwrap();
+        return executor().block_on(async {
+            let _boxes = boxes(&cache, 1, ": >up; exec sleep 1000").await;
+            println!("\nready");
+            std::future::pending().await
+        });
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let child = child(name, "child", dir.path());
+    let mut command = std::process::Command::new("sh");
+    command.args(["-c", "trap '' HUP; exec \"$0\" \"$@\""]);
+    command.arg(child.get_program()).args(child.get_args());
+    command.envs(child.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    command
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    let mut talk = Talk::start(command);
+    talk.expect("ready");
+    signal(&talk, "-HUP");
+    // Had the first one begun the shutdown, this one would be the second, and leave the box.
+    signal(&talk, "-TERM");
+    let (status, stderr) = talk.end();
+    assert_eq!(status.code(), Some(143), "{stderr}");
+    assert_eq!(leftovers(dir.path(), &[]), [""; 0], "{stderr}");
 }
 
 #[test]

@@ -11,7 +11,7 @@
 //! | 125 | we failed: the command line, the provider, a transfer |
 //! | 126 | the program is there and cannot be executed |
 //! | 127 | there is no such program |
-//! | 130, 143 | SIGINT or SIGTERM ended us |
+//! | 130, 143, 129 | SIGINT, SIGTERM or SIGHUP ended us |
 //! | 141 | whoever read our output went away |
 
 mod life;
