@@ -317,8 +317,15 @@ impl Link {
     /// # Errors
     /// [`Timeout`](ErrorKind::Timeout); the link is then closed, which ends the guest too.
     pub async fn shutdown(&self, deadline: Duration) -> Result<()> {
-        self.session().post(self.session().number(), &Request::Shutdown {});
-        if tokio::time::timeout(deadline, self.ended()).await.is_err() {
+        let ended = async {
+            // Whatever becomes of the answer: what counts is the end of the link.
+            let _ = self
+                .session()
+                .call_within(&Request::Shutdown {}, Baggage::default(), deadline)
+                .await;
+            self.ended().await
+        };
+        if tokio::time::timeout(deadline, ended).await.is_err() {
             self.close();
             return Err(Error::new(
                 ErrorKind::Timeout,

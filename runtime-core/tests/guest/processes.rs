@@ -363,7 +363,23 @@ over_both_links! {
     async fn shutdown_ends_the_guest_within_its_grace(guest: Guest) {
         let stubborn = guest.spawn(["sh", "-c", "trap '' TERM; while :; do sleep 0.01; done"]).await;
         guest.link.shutdown(Duration::from_secs(30)).await.unwrap();
-        assert!(guest.exit().await.success());
+        let status = guest.exit().await;
+        assert!(status.success(), "{status}");
         drop(stubborn);
+    }
+
+    async fn shutdown_lets_programs_end_in_order(guest: Guest) {
+        let script = "trap 'sleep 0.3; echo last; exit 3' TERM; echo ready; while :; do sleep 0.01; done";
+        let mut process = guest.spawn(["sh", "-c", script]).await;
+        let mut stdout = BufReader::new(process.stdout.take().unwrap());
+        let mut line = String::new();
+        within(stdout.read_line(&mut line)).await.unwrap();
+        let (shutdown, read) = tokio::join!(guest.link.shutdown(Duration::from_secs(30)), stdout.read_line(&mut line));
+        shutdown.unwrap();
+        read.unwrap();
+        assert_eq!(line, "ready\nlast\n");
+        assert_eq!(within(process.wait()).await.unwrap().code(), Some(3));
+        let status = guest.exit().await;
+        assert!(status.success(), "{status}");
     }
 }
