@@ -27,10 +27,6 @@ impl Target for Emulated {
         CacheDir::at(self.cache.path())
     }
 
-    fn has_program(&self, program: &str) -> bool {
-        std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
-    }
-
     async fn leftovers(&self, boxes: &[BoxRef]) -> Result<Vec<String>, String> {
         let left = self.emulator.boxes();
         let of = |known: &BoxRef| {

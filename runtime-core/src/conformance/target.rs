@@ -26,13 +26,6 @@ pub trait Target: Send + Sync + 'static {
         CacheDir::from_env()
     }
 
-    /// Whether the box has a program beyond `sh` and the usual tools, such as `python3`, or `busybox` by that name. Cases
-    /// that need one are skipped without it.
-    fn has_program(&self, program: &str) -> bool {
-        let _ = program;
-        false
-    }
-
     /// Whether a second box of the same name is refused while the first lives.
     fn names_are_unique(&self) -> bool {
         false

@@ -128,10 +128,6 @@ fn runs(pid: &str) -> bool {
         .is_some_and(|(_, rest)| !rest.starts_with(['Z', 'X']))
 }
 
-fn program_exists(program: &str) -> bool {
-    std::env::var_os("PATH").is_some_and(|path| std::env::split_paths(&path).any(|dir| dir.join(program).is_file()))
-}
-
 #[async_trait]
 impl Target for Subprocess {
     fn name(&self) -> &str {
@@ -144,13 +140,6 @@ impl Target for Subprocess {
 
     fn cache(&self) -> CacheDir {
         CacheDir::at(self.cache.path())
-    }
-
-    fn has_program(&self, program: &str) -> bool {
-        match self.config.root.as_str() {
-            "host" => program_exists(program),
-            root => Path::new(root).join("bin").join(program).exists(),
-        }
     }
 
     fn names_are_unique(&self) -> bool {

@@ -42,7 +42,7 @@ pub(super) const CASES: &[Case] = &[
     case!("cancel/what-comes-after-has-the-last-word", last_word)
         .needs(&[Capability::Local])
         .gap_untested()
-        .deadline(120),
+        .deadline(240),
     case!("cancel/upload-can-be-done-again", upload).deadline(120),
     case!("cancel/download-can-be-done-again", download).deadline(120),
     case!("cancel/provision-leaves-no-box", provision).deadline(180),

@@ -12,6 +12,7 @@ use crate::conformance::case::{Capability, Case, case, probe};
 use crate::conformance::context::{Context, Pulse, refused, refused_field, sh};
 use crate::conformance::verdict::{Failure, Verdict, ensure, ensure_eq};
 use crate::error::ErrorKind;
+use crate::sandbox::Sandbox;
 use crate::view::View;
 
 pub(super) const CASES: &[Case] = &[
@@ -253,15 +254,20 @@ fn a_port(cx: &Context) -> Result<u16, Failure> {
 }
 
 /// A server of the files in `dir`, of what the box has.
-fn http_server(cx: &Context, dir: &str, port: u16) -> Result<Command, Failure> {
-    let port = port.to_string();
-    if cx.target().has_program("python3") {
-        let server = ["python3", "-m", "http.server", "--bind", "0.0.0.0", "--directory"];
-        return Ok(Command::new(server).arg(dir).arg(port));
-    }
-    if cx.target().has_program("busybox") {
-        let address = format!("0.0.0.0:{port}");
-        return Ok(Command::new(["busybox", "httpd", "-f", "-h", dir, "-p"]).arg(address));
+async fn http_server(sandbox: &Sandbox, dir: &str, port: u16) -> Result<Command, Failure> {
+    let python = ["python3", "-m", "http.server", "--bind", "0.0.0.0", "--directory", dir];
+    let busybox = ["busybox", "httpd", "-f", "-h", dir, "-p"];
+    for (probe, server, address) in [
+        ("command -v python3", &python[..], port.to_string()),
+        (
+            "busybox --list | grep -qx httpd",
+            &busybox[..],
+            format!("0.0.0.0:{port}"),
+        ),
+    ] {
+        if sandbox.run(["sh", "-c", probe]).await?.status.success() {
+            return Ok(Command::new(server).arg(address));
+        }
     }
     Err(Failure::skip("the box has neither python3 nor busybox to serve with"))
 }
@@ -293,7 +299,8 @@ async fn expose(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     sandbox.write("served/hello.txt", "hello from the box").await?;
     let port = a_port(&cx)?;
-    sandbox.run_background(http_server(&cx, "served", port)?, "log").await?;
+    let server = http_server(&sandbox, "served", port).await?;
+    sandbox.run_background(server, "log").await?;
     let url = sandbox.expose(port).await?;
     // A server is reached some time after it was started, and says so to nobody.
     let body = loop {
