@@ -45,10 +45,7 @@ mod measure {
     }
 
     async fn run_guest(link: &Link) -> Outcome {
-        let options = SpawnOptions {
-            stdin: true,
-            ..SpawnOptions::default()
-        };
+        let options = SpawnOptions::default();
         let mut process = link.spawn(&exec(&["true"]), &options).await?;
         drop(process.stdin.take());
         let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
@@ -119,10 +116,7 @@ mod measure {
         print(&format!("{kind}: run true"), median(floor), median(guest), 1e3, "ms");
 
         let (mut floor, mut guest) = (Vec::new(), Vec::new());
-        let options = SpawnOptions {
-            stdin: true,
-            ..SpawnOptions::default()
-        };
+        let options = SpawnOptions::default();
         for _ in 0..scale(15) {
             let mut cat = bare(&["cat"])?;
             let streams = (

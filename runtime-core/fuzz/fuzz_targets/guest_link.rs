@@ -37,10 +37,7 @@ async fn run(bytes: &[u8]) {
         workdir: "/".into(),
         stdin: StdinMode::Piped,
     };
-    let options = SpawnOptions {
-        stdin: true,
-        ..SpawnOptions::default()
-    };
+    let options = SpawnOptions::default();
     let address = "127.0.0.1:1".parse().expect("an address");
     let path = Path::new("/x");
     let guest = async {

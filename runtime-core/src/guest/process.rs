@@ -16,7 +16,7 @@ use super::frame::{self, Event, Request, Stdio, Step};
 use super::link::Link;
 use super::session::{Baggage, Failure, Session, system_error};
 use super::stdio::Side;
-use crate::command::{Exec, ExitStatus, check_path};
+use crate::command::{Exec, ExitStatus, StdinMode, check_path};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::{Process, ProcessControl, ProcessStderr, ProcessStdin, ProcessStdout, Signal};
 
@@ -49,8 +49,6 @@ pub enum Output {
 /// How a program is started, beyond what an [`Exec`] says.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpawnOptions {
-    /// Standard input is a pipe, else `/dev/null`.
-    pub stdin: bool,
     /// Where output goes.
     pub output: Output,
     /// Another user than the guest's own.
@@ -108,9 +106,9 @@ impl Link {
             tag: Some(tag),
             ..Baggage::default()
         };
-        let (stdin, stdin_end) = match options.stdin {
-            true => input(session, &mut baggage)?,
-            false => (Stdio::Null, End::None),
+        let (stdin, stdin_end) = match exec.stdin {
+            StdinMode::Piped => input(session, &mut baggage)?,
+            StdinMode::Null => (Stdio::Null, End::None),
         };
         let (stdout, stdout_end, stderr, stderr_end) = match &options.output {
             Output::Null => (Stdio::Null, End::None, Stdio::Null, End::None),

@@ -36,9 +36,8 @@ fn descriptors_of(guest: &Guest) -> usize {
 over_both_links! {
     async fn a_dropped_spawn_kills_what_it_started(guest: Guest) {
         for times in 0..60 {
-            let sleeping = exec(["sleep", "100000"]);
-            let options = SpawnOptions { stdin: true, ..SpawnOptions::default() };
-            poll_times(times % 6, guest.link.spawn(&sleeping, &options)).await;
+            let sleeping = piped(["sleep", "100000"]);
+            poll_times(times % 6, guest.link.spawn(&sleeping, &SpawnOptions::default())).await;
         }
         // The guest has read everything before it answers this.
         guest.link.ping().await.unwrap();

@@ -97,11 +97,9 @@ impl Guest {
     }
 
     pub(crate) async fn spawn<const N: usize>(&self, argv: [&str; N]) -> Process {
-        let options = SpawnOptions {
-            stdin: true,
-            ..SpawnOptions::default()
-        };
-        within(self.link.spawn(&exec(argv), &options)).await.unwrap()
+        within(self.link.spawn(&piped(argv), &SpawnOptions::default()))
+            .await
+            .unwrap()
     }
 
     pub(crate) async fn run<const N: usize>(&self, argv: [&str; N]) -> (ExitStatus, Vec<u8>, Vec<u8>) {
@@ -155,6 +153,14 @@ pub(crate) fn exec<const N: usize>(argv: [&str; N]) -> Exec {
         env: Env::new(),
         workdir: "/".into(),
         stdin: runtime_core::StdinMode::Null,
+    }
+}
+
+/// The same with a pipe as standard input.
+pub(crate) fn piped<const N: usize>(argv: [&str; N]) -> Exec {
+    Exec {
+        stdin: runtime_core::StdinMode::Piped,
+        ..exec(argv)
     }
 }
 

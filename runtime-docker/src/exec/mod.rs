@@ -6,6 +6,7 @@ mod host;
 mod process;
 mod request;
 mod start_failure;
+mod streams;
 
 pub(crate) use host::HostProcess;
 pub(crate) use process::Commands;

@@ -1,21 +1,18 @@
 //! A program through the Engine API's exec: its streams, its end, its signals.
 
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::task::{Context, Poll};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bollard::container::LogOutput;
 use bollard::exec::{StartExecOptions, StartExecResults};
-use bytes::Bytes;
 use futures_util::StreamExt;
 use runtime_core::{
     Error, ErrorKind, Exec, ExitStatus, Process, ProcessControl, ProcessStderr, ProcessStdin, ProcessStdout, Result,
     Signal, StdinMode,
 };
-use tokio::io::{AsyncWrite, AsyncWriteExt, DuplexStream};
+use tokio::io::DuplexStream;
 use tokio::sync::{Notify, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
@@ -23,6 +20,7 @@ use tokio::time::{Instant, sleep};
 use super::host::{self, HostProcess, Leftovers};
 use super::request::{self, MARKER};
 use super::start_failure;
+use super::streams::{EofOnDrop, Sinks};
 use crate::config::EngineKind;
 use crate::engine::Engine;
 
@@ -44,10 +42,6 @@ const MOST_HELD: usize = 64 << 10;
 
 /// How long a status that looks like a refusal of the kernel may wait for its reason.
 const REFUSAL_GRACE: Duration = Duration::from_millis(100);
-
-/// How long the reader of a killed program's output may take before the rest is thrown away. Podman's monitor tells of
-/// an end only once it is rid of the output.
-const KILLED_OUTPUT_GRACE: Duration = Duration::from_millis(500);
 
 /// How long a status that looks like the box's death may wait for the news of it.
 const DEATH_GRACE: Duration = Duration::from_millis(100);
@@ -556,82 +550,6 @@ impl Commands {
     async fn quiet(self: &Arc<Self>, exec: Exec) -> Result<ExitStatus> {
         let mut process = self.spawn_collected(exec).await?;
         process.wait().await
-    }
-}
-
-/// Where the two streams go. One that nobody reads any more is thrown away.
-struct Sinks {
-    out: Option<DuplexStream>,
-    err: Option<DuplexStream>,
-    /// Told of a kill, where output that nobody reads would keep its end from being known.
-    killed: Option<watch::Receiver<bool>>,
-}
-
-impl Sinks {
-    async fn write(&mut self, chunk: LogOutput) {
-        let (sink, bytes): (_, Bytes) = match chunk {
-            LogOutput::StdErr { message } => (&mut self.err, message),
-            LogOutput::StdOut { message } | LogOutput::Console { message } => (&mut self.out, message),
-            LogOutput::StdIn { .. } => return,
-        };
-        let Some(writer) = sink else { return };
-        let killed = self.killed.as_mut();
-        let abandoned = async {
-            if let Some(killed) = killed
-                && killed.wait_for(|killed| *killed).await.is_ok()
-            {
-                sleep(KILLED_OUTPUT_GRACE).await;
-            } else {
-                std::future::pending().await
-            }
-        };
-        let is_taken = tokio::select! {
-            biased;
-            written = writer.write_all(&bytes) => written.is_ok(),
-            () = abandoned => false,
-        };
-        if !is_taken {
-            *sink = None;
-        }
-    }
-}
-
-/// Standard input. Dropping one half of a connection does not end that half, so this does.
-struct EofOnDrop<W: AsyncWrite + Unpin + Send + 'static>(Option<W>);
-
-impl<W: AsyncWrite + Unpin + Send + 'static> EofOnDrop<W> {
-    fn inner(&mut self) -> std::io::Result<Pin<&mut W>> {
-        self.0
-            .as_mut()
-            .map(Pin::new)
-            .ok_or_else(|| std::io::ErrorKind::BrokenPipe.into())
-    }
-}
-
-impl<W: AsyncWrite + Unpin + Send + 'static> AsyncWrite for EofOnDrop<W> {
-    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<std::io::Result<usize>> {
-        self.inner()?.poll_write(cx, buf)
-    }
-
-    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.inner()?.poll_flush(cx)
-    }
-
-    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<std::io::Result<()>> {
-        self.inner()?.poll_shutdown(cx)
-    }
-}
-
-impl<W: AsyncWrite + Unpin + Send + 'static> Drop for EofOnDrop<W> {
-    fn drop(&mut self) {
-        let Some(mut writer) = self.0.take() else { return };
-        let mut cx = Context::from_waker(std::task::Waker::noop());
-        // At once on a socket; over TLS there is something to be sent first.
-        if Pin::new(&mut writer).poll_shutdown(&mut cx).is_pending()
-            && let Ok(executor) = tokio::runtime::Handle::try_current()
-        {
-            executor.spawn(async move { writer.shutdown().await });
-        }
     }
 }
 

@@ -10,7 +10,7 @@ use std::sync::{Mutex, PoisonError};
 
 use super::frame::FileKind;
 use super::{Link, Output, SpawnOptions, User};
-use crate::command::{Env, Exec, StdinMode};
+use crate::command::{Env, Exec};
 use crate::error::{Error, ErrorKind, Result};
 use crate::process::Process;
 
@@ -80,9 +80,8 @@ impl GuestBox {
         }
     }
 
-    fn options(&self, stdin: StdinMode) -> SpawnOptions {
+    fn options(&self) -> SpawnOptions {
         SpawnOptions {
-            stdin: stdin == StdinMode::Piped,
             user: self.user.clone(),
             pipes_belong_to: self.outside,
             ..SpawnOptions::default()
@@ -97,7 +96,7 @@ impl GuestBox {
     /// # Cancellation
     /// A program that was started is killed.
     pub async fn spawn(&self, exec: &Exec) -> Result<Process> {
-        self.start(exec, &self.options(exec.stdin)).await
+        self.start(exec, &self.options()).await
     }
 
     async fn start(&self, exec: &Exec, options: &SpawnOptions) -> Result<Process> {
@@ -159,7 +158,7 @@ impl GuestBox {
         }
         let options = SpawnOptions {
             output: Output::Log(log.to_path_buf()),
-            ..self.options(StdinMode::Null)
+            ..self.options()
         };
         let process = self.start(exec, &options).await?;
         let mut background = self.background.lock().unwrap_or_else(PoisonError::into_inner);
