@@ -16,7 +16,7 @@ use boxes::{cache, leases};
 use forwarder::{Authority, Forwarder};
 use runtime_core::cache::CacheDir;
 use runtime_core::{Command, ErrorKind, Result, Sandbox};
-use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode};
+use runtime_docker::{ContainerConfig, DockerConfig, EngineKind, ExecMode, PodmanConfig};
 use serde_json::{Value, json};
 use support::{config, containers_of, is_there};
 use tempfile::TempDir;
@@ -30,7 +30,11 @@ const TELLS: &str = "SANDBOX_TEST_TELLS";
 const CACHE: &str = "SANDBOX_TEST_CACHE";
 
 fn busybox(host: Option<String>, exec: ExecMode) -> ContainerConfig {
-    let mut config = config(EngineKind::Docker, "busybox", exec);
+    busybox_of(EngineKind::Docker, host, exec)
+}
+
+fn busybox_of(kind: EngineKind, host: Option<String>, exec: ExecMode) -> ContainerConfig {
+    let mut config = config(kind, "busybox", exec);
     config.host = host;
     config
 }
@@ -46,6 +50,12 @@ async fn provision(config: ContainerConfig, cache: &Path) -> Result<Sandbox> {
 async fn a_whole_life(config: ContainerConfig, way: &str, engine: &str) {
     let cache = cache();
     let sandbox = provision(config, cache.path()).await.expect("a box");
+    live(EngineKind::Docker, sandbox, way, engine).await;
+    assert_eq!(leases(cache.path()).await, 0);
+}
+
+/// What a box does until its end.
+async fn live(kind: EngineKind, sandbox: Sandbox, way: &str, engine: &str) {
     assert_eq!(sandbox.info()["exec_mode"], way);
     assert_eq!(sandbox.info()["engine"], engine);
 
@@ -84,8 +94,10 @@ async fn a_whole_life(config: ContainerConfig, way: &str, engine: &str) {
     assert_eq!(ping(url.strip_prefix("http://").expect("a URL")).await, *b"ping");
 
     sandbox.stop().await.expect("a stop");
-    let left = containers_of(EngineKind::Docker, sandbox.name()).expect("a list");
-    assert_eq!((left, leases(cache.path()).await), (Vec::new(), 0));
+    assert_eq!(
+        containers_of(kind, sandbox.name()).expect("a list"),
+        Vec::<String>::new()
+    );
 }
 
 /// The answer of an echo server, once it listens.
@@ -212,6 +224,48 @@ async fn boxes_live_at_an_engine_behind_a_port() {
         a_whole_life(busybox(Some(engine.host()), exec), way, &engine.host()).await;
     }
     assert!(engine.accepted() > 0);
+}
+
+/// Podman's service at a port of loopback, as of another machine.
+async fn podman_at_a_port() -> (String, tokio::process::Child) {
+    let address = {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").expect("loopback");
+        listener.local_addr().expect("bound")
+    };
+    let host = format!("tcp://{address}");
+    let mut service = tokio::process::Command::new("podman")
+        .args(["system", "service", "--time", "0", &host])
+        .stdin(Stdio::null())
+        .kill_on_drop(true)
+        .spawn()
+        .expect("podman");
+    while tokio::net::TcpStream::connect(address).await.is_err() {
+        assert!(service.try_wait().expect("a child").is_none(), "the service has ended");
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+    (host, service)
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn podman_behind_a_port_has_boxes_too() {
+    if !is_there(EngineKind::Podman) {
+        return;
+    }
+    let (host, mut service) = podman_at_a_port().await;
+    for (exec, way) in [(ExecMode::Auto, "stdio"), (ExecMode::Engine, "engine")] {
+        let cache = cache();
+        let config = PodmanConfig(busybox_of(EngineKind::Podman, Some(host.clone()), exec));
+        let builder = Sandbox::builder(config).cache(CacheDir::at(cache.path()));
+        live(
+            EngineKind::Podman,
+            builder.provision().await.expect("a box"),
+            way,
+            &host,
+        )
+        .await;
+        assert_eq!(leases(cache.path()).await, 0);
+    }
+    service.kill().await.expect("its end");
 }
 
 #[tokio::test(flavor = "multi_thread")]
