@@ -29,7 +29,7 @@ pub(crate) const ALL: &[Requirement] = &[
     Requirement {
         name: "podman",
         remedy: "install podman",
-        needed_by: &[],
+        needed_by: &["runtime-docker"],
         probe: podman,
     },
     Requirement {

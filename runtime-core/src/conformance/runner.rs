@@ -27,7 +27,7 @@ pub struct Options {
     pub exact: bool,
     /// Leave out the cases whose name contains one of these.
     pub skip: Vec<String>,
-    /// How many cases run at once; at least 1. Default: the number of processors.
+    /// How many cases run at once; at least 1. Default: twice the number of processors, as most of a case is waiting.
     pub concurrency: usize,
     /// Multiplies every case's deadline, for slow providers. Default: 1.
     pub patience: u32,
@@ -39,7 +39,7 @@ impl Default for Options {
             filter: Vec::new(),
             exact: false,
             skip: Vec::new(),
-            concurrency: std::thread::available_parallelism().map_or(2, usize::from),
+            concurrency: 2 * std::thread::available_parallelism().map_or(2, usize::from),
             patience: 1,
         }
     }

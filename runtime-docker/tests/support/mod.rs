@@ -36,9 +36,14 @@ pub(crate) fn is_asked_for(variable: &str, what: &str) -> bool {
 /// unless `SANDBOX_TEST_ENGINES` names the engines to look at and this is none of them.
 pub(crate) fn is_there(kind: EngineKind) -> bool {
     if !is_asked_for("SANDBOX_TEST_ENGINES", kind.tag()) {
-        eprintln!("SKIPPED: {kind}: SANDBOX_TEST_ENGINES does not ask for it");
+        eprintln!("SKIPPED: not asked for: SANDBOX_TEST_ENGINES has no {}", kind.tag());
         return false;
     }
+    has_images(kind)
+}
+
+/// As [`is_there`], whatever `SANDBOX_TEST_ENGINES` says.
+pub(crate) fn has_images(kind: EngineKind) -> bool {
     static THERE: OnceLock<[Result<(), String>; 2]> = OnceLock::new();
     let there = THERE.get_or_init(|| {
         [EngineKind::Docker, EngineKind::Podman].map(|kind| {
