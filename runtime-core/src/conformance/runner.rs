@@ -97,7 +97,7 @@ pub(crate) fn run_with(target: Arc<dyn Target>, options: &Options, done: &(dyn F
     }
 }
 
-/// Runs one case. `patience` multiplies its deadline.
+/// Runs one case. `patience` multiplies its deadline, as does the target's own.
 pub fn run_case(target: &Arc<dyn Target>, case: &Case, patience: u32) -> CaseReport {
     let started = Instant::now();
     let (outcome, message) = judge(target, case, patience.max(1));
@@ -115,7 +115,7 @@ fn judge(target: &Arc<dyn Target>, case: &Case, patience: u32) -> (Outcome, Stri
     let lacking: Vec<&str> = (case.needs.iter().filter(|need| !need.is_in(&capabilities)))
         .map(|need| need.as_str())
         .collect();
-    let deadline = case.deadline * patience;
+    let deadline = case.deadline * patience * target.patience().max(1);
     if lacking.is_empty() {
         return match attempt(target, case.run, deadline) {
             Ok(()) => (Outcome::Passed, String::new()),

@@ -26,6 +26,11 @@ pub trait Target: Send + Sync + 'static {
         CacheDir::from_env()
     }
 
+    /// How many times as long as usual a case may take, for a provider whose every operation is slow.
+    fn patience(&self) -> u32 {
+        1
+    }
+
     /// Whether a second box of the same name is refused while the first lives.
     fn names_are_unique(&self) -> bool {
         false

@@ -52,6 +52,11 @@ impl Target for Engine {
         Some(self.boxed(allow))
     }
 
+    fn patience(&self) -> u32 {
+        // The Engine API takes its time for each program, and a file is several.
+        if self.exec == ExecMode::Engine { 4 } else { 1 }
+    }
+
     fn cache(&self) -> CacheDir {
         CacheDir::at(self.cache.path())
     }

@@ -39,6 +39,9 @@ pub(super) const CASES: &[Case] = &[
     case!("deadlines/a-chain-of-forks-is-killed-by-the-timeout", fork_chain).deadline(120),
 ];
 
+/// By then a program has started and said what it has to say, on a busy machine too.
+const IN_TIME: Duration = Duration::from_secs(4);
+
 /// The call must have timed out. Returns what was printed before.
 #[track_caller]
 fn timed_out<T: std::fmt::Debug>(result: Result<T, Error>) -> Result<PartialOutput, Failure> {
@@ -51,7 +54,7 @@ fn timed_out<T: std::fmt::Debug>(result: Result<T, Error>) -> Result<PartialOutp
 async fn partial_output(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let script = "echo out; echo err >&2; printf 'no newline'; sleep 1000; echo late";
-    let command = Command::shell(script).timeout(Duration::from_millis(1500));
+    let command = Command::shell(script).timeout(IN_TIME);
     let partial = timed_out(sandbox.run(command).await)?;
     ensure_eq!(&partial.stdout.bytes[..], b"out\nno newline");
     ensure_eq!(&partial.stderr.bytes[..], b"err\n");
@@ -67,11 +70,7 @@ async fn kills_tree(cx: Context) -> Verdict {
         "{} sleep 1000 & (sleep 1000 & sh -c 'sleep 1000; :' & wait) & sh -c 'sh -c \"sleep 1000; :\"; :' & echo up; wait",
         pulse.hold()
     );
-    let partial = timed_out(
-        sandbox
-            .run(Command::shell(script).timeout(Duration::from_secs(1)))
-            .await,
-    )?;
+    let partial = timed_out(sandbox.run(Command::shell(script).timeout(IN_TIME)).await)?;
     ensure_eq!(&partial.stdout.bytes[..], b"up\n");
     pulse.gone(&sandbox).await
 }
@@ -84,11 +83,7 @@ async fn ignores_term(cx: Context) -> Verdict {
         "{}{ignore} echo deaf; sh -c \"{ignore} while :; do sleep 1; done\" & while :; do sleep 1; done",
         pulse.hold()
     );
-    let partial = timed_out(
-        sandbox
-            .run(Command::shell(script).timeout(Duration::from_secs(1)))
-            .await,
-    )?;
+    let partial = timed_out(sandbox.run(Command::shell(script).timeout(IN_TIME)).await)?;
     ensure_eq!(&partial.stdout.bytes[..], b"deaf\n");
     pulse.gone(&sandbox).await
 }
@@ -108,7 +103,7 @@ async fn not_reached(cx: Context) -> Verdict {
 async fn unread_stdin(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let command = Command::shell("echo up; sleep 1000").stdin(vec![0; 8 << 20]);
-    let partial = timed_out(sandbox.run(command.timeout(Duration::from_secs(1))).await)?;
+    let partial = timed_out(sandbox.run(command.timeout(IN_TIME)).await)?;
     ensure_eq!(&partial.stdout.bytes[..], b"up\n");
     Ok(())
 }
@@ -119,7 +114,7 @@ async fn full_sink(cx: Context) -> Verdict {
     let (sender, receiver) = mpsc::channel::<OutputChunk>(1);
     let script = format!("{}yes", pulse.hold());
     let command = Command::shell(script).stream_to(sender).output_limit(1000);
-    let partial = timed_out(sandbox.run(command.timeout(Duration::from_secs(1))).await)?;
+    let partial = timed_out(sandbox.run(command.timeout(IN_TIME)).await)?;
     ensure_eq!(partial.stdout.bytes.len(), 1000);
     drop(receiver);
     pulse.gone(&sandbox).await
@@ -131,9 +126,7 @@ async fn endless_output(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let pulse = Pulse::new(&sandbox).await?;
     let script = format!("{}yes & yes >&2", pulse.hold());
-    let command = Command::shell(script)
-        .output_limit(LIMIT as u64)
-        .timeout(Duration::from_secs(1));
+    let command = Command::shell(script).output_limit(LIMIT as u64).timeout(IN_TIME);
     let partial = timed_out(sandbox.run(command).await)?;
     for captured in [&partial.stdout, &partial.stderr] {
         ensure_eq!(captured.bytes.len(), LIMIT);
@@ -147,11 +140,7 @@ async fn closed_streams(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let pulse = Pulse::new(&sandbox).await?;
     let script = format!("{}echo up; exec <&- >&- 2>&-; sleep 1000", pulse.hold());
-    let partial = timed_out(
-        sandbox
-            .run(Command::shell(script).timeout(Duration::from_secs(1)))
-            .await,
-    )?;
+    let partial = timed_out(sandbox.run(Command::shell(script).timeout(IN_TIME)).await)?;
     ensure_eq!(&partial.stdout.bytes[..], b"up\n");
     pulse.gone(&sandbox).await
 }
@@ -160,7 +149,7 @@ async fn run_program(cx: Context) -> Verdict {
     let sandbox = cx.sandbox().await?;
     let pulse = Pulse::new(&sandbox).await?;
     let script = format!("{}echo up; sleep 1000", pulse.hold());
-    let command = Command::shell(script).timeout(Duration::from_secs(1));
+    let command = Command::shell(script).timeout(IN_TIME);
     let partial = timed_out(sandbox.run_program(command).await)?;
     ensure_eq!(&partial.stdout.bytes[..], b"up\n");
     pulse.gone(&sandbox).await
