@@ -174,7 +174,7 @@ async fn many_timeouts(cx: Context) -> Verdict {
         let script = format!("{}echo {n}; sleep 1000", pulse.hold());
         async move {
             if n.is_multiple_of(2) {
-                let command = Command::shell(script).timeout(Duration::from_millis(5000 + n * 20));
+                let command = Command::shell(script).timeout(Duration::from_millis(12_000 + n * 20));
                 let partial = timed_out(view.run(command).await)?;
                 ensure_eq!(String::from_utf8_lossy(&partial.stdout.bytes), format!("{n}\n"));
             } else {
