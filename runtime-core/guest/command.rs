@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::files::{self, EINVAL, Failure};
 use crate::frame::{List, Stdio, Step, User};
+use crate::hand::Hand;
 use crate::passwd;
 use crate::seccomp::{self, Strictness};
 use crate::streams::Streams;
@@ -37,6 +38,10 @@ pub(crate) struct Spawner {
     /// The box is of this program's own making: the stricter filter, always.
     isolated: bool,
     limits: Vec<(i32, RLimit)>,
+    /// Who starts programs on the host's network, in a box that may have it.
+    hand: Option<Hand>,
+    /// Programs start there.
+    outside: bool,
     oom_score_adj: CString,
     descriptor_limit: Option<RLimit>,
     null: OwnedFd,
@@ -50,6 +55,8 @@ impl Spawner {
             filter: None,
             isolated: false,
             limits: Vec::new(),
+            hand: None,
+            outside: false,
             oom_score_adj: c"0".to_owned(),
             descriptor_limit,
             null,
@@ -58,19 +65,24 @@ impl Spawner {
     }
 
     /// What programs of a box of the guest's own making have in common.
-    pub(crate) fn isolate(&mut self, limits: &[(u32, u64)]) -> io::Result<()> {
+    pub(crate) fn isolate(&mut self, limits: &[(u32, u64)], hand: Option<Hand>) -> io::Result<()> {
         let filter = seccomp::filter(Strictness::Box);
         self.filter = Some(filter.ok_or_else(|| io::Error::other("there is no filter for this architecture"))?);
         self.isolated = true;
-        let both = |value| RLimit {
-            soft: value,
-            hard: value,
-        };
-        self.limits = limits
-            .iter()
-            .map(|&(number, value)| (number as i32, both(value)))
-            .collect();
+        self.limits = both(limits);
+        self.hand = hand;
         Ok(())
+    }
+
+    /// Has programs start on the host's network from now on, or not; `false` where there is nobody who could.
+    pub(crate) fn go_outside(&mut self, outside: bool) -> bool {
+        self.outside = outside && self.hand.is_some();
+        self.outside == outside
+    }
+
+    /// Whether they do.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.outside
     }
 
     pub(crate) fn configure(
@@ -136,7 +148,11 @@ impl Spawner {
         };
         let mut attempt = 0;
         let pid = loop {
-            match sys::spawn(&plan, &mut self.stack) {
+            let started = match &mut self.hand {
+                Some(hand) if self.outside => hand.spawn(&plan),
+                _ => sys::spawn(&plan, &mut self.stack),
+            };
+            match started {
                 // Whoever has just written it through a descriptor that the guest passed may have forked meanwhile, and
                 // the fork holds that descriptor until it executes.
                 Err((Step::Exec, ETXTBSY)) if attempt < BUSY_ATTEMPTS => {
@@ -155,6 +171,18 @@ impl Spawner {
         }
         Ok(pid)
     }
+}
+
+/// Limits by their number, soft and hard the same.
+pub(crate) fn both(limits: &[(u32, u64)]) -> Vec<(i32, RLimit)> {
+    let both = |value| RLimit {
+        soft: value,
+        hard: value,
+    };
+    limits
+        .iter()
+        .map(|&(number, value)| (number as i32, both(value)))
+        .collect()
 }
 
 /// The two sides of the standard streams.

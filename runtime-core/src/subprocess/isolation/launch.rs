@@ -178,19 +178,25 @@ fn start(program: &Path, dir: &Path, token: &Token) -> Result<(Keeper, StdStream
     }
 }
 
-/// Starts a guest that builds the box of this plan, whose directory is `dir`.
+/// Starts a guest that builds the box of this plan, whose directory is `dir`, in this cgroup.
 ///
 /// # Errors
 /// What the guest could not do, with the step that failed as its source.
 ///
 /// # Cancellation
 /// The box ends.
-pub(super) async fn launch(program: PathBuf, dir: &Path, plan: &Plan) -> Result<(Keeper, Link)> {
+pub(super) async fn launch(program: PathBuf, dir: &Path, plan: &Plan, group: Option<&Path>) -> Result<(Keeper, Link)> {
     let token = Token::generate()?;
     let bytes = encode(plan)?;
     let (keeper, socket) = {
-        let (dir, token) = (dir.to_path_buf(), token.clone());
-        blocking(move || start(&program, &dir, &token)).await?
+        let (dir, token, group) = (dir.to_path_buf(), token.clone(), group.map(Path::to_path_buf));
+        blocking(move || {
+            let started = start(&program, &dir, &token)?;
+            // It waits for its plan, so whatever it makes is in the group, too.
+            group.map_or(Ok(()), |group| super::cgroup::add(&group, started.0.0.id()))?;
+            Ok(started)
+        })
+        .await?
     };
     let connected = async {
         let fail = |error: io::Error| Error::io("talking to the guest", error);
