@@ -17,6 +17,7 @@ use crate::sys::{self, ChildStack, Plan, RLimit, SockFilter};
 
 /// Where programs without a slash in their name are looked for when nothing sets `PATH`; the engines' default.
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const EPERM: i32 = 1;
 const ENOSYS: i32 = 38;
 const ETXTBSY: i32 = 26;
 /// How often starting a file that somebody still writes to is tried again.
@@ -74,10 +75,19 @@ impl Spawner {
         Ok(())
     }
 
-    /// Has programs start on the host's network from now on, or not; `false` where there is nobody who could.
-    pub(crate) fn go_outside(&mut self, outside: bool) -> bool {
-        self.outside = outside && self.hand.is_some();
-        self.outside == outside
+    /// Has programs start on the host's network from now on, or not. The keeper must have been told the same.
+    pub(crate) fn go_outside(&mut self, outside: bool) -> Result<(), Failure> {
+        self.outside = false;
+        let may = match &mut self.hand {
+            Some(hand) => hand.may_start()?,
+            None if outside => return Err((Step::Only, ENOSYS)),
+            None => false,
+        };
+        if may != outside {
+            return Err((Step::Only, EPERM));
+        }
+        self.outside = outside;
+        Ok(())
     }
 
     /// Whether they do.

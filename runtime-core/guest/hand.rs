@@ -6,8 +6,12 @@
 //! each program goes on as two processes: the second, in the box's process namespace, starts the program and ends, so
 //! that the kernel gives the program to process 1, which waits for it, signals it and ends it like any other.
 //!
+//! The keeper does so only while the host allows it, by signals that nobody in the box can send: a program that took process
+//! 1 over after the cut would find the way shut.
+//!
 //! What is said is said in turn, one request and its answer at a time: three bytes, with a descriptor each, then a length
-//! and a body; the answer is a process id in the box's numbers, or a step and an error number.
+//! and a body; the answer is a process id in the box's numbers, or a step and an error number. Or a question mark, whether
+//! a request would be served.
 
 use std::ffi::CString;
 use std::fs::File;
@@ -21,9 +25,14 @@ use crate::namespaces as ns;
 use crate::seccomp::{self, Strictness};
 use crate::sys::{self, ChildStack, POLLIN, POLLOUT, Plan, PollFd, RLimit, SockFilter};
 
+const EPERM: i32 = 1;
 const EAGAIN: i32 = 11;
 const EPIPE: i32 = 32;
 const ECANCELED: i32 = 125;
+
+/// What introduces a descriptor, and the question whether programs may be started.
+const DESCRIPTOR: u8 = b'f';
+const QUESTION: u8 = b'?';
 
 /// Process 1's end.
 pub(crate) struct Hand(UnixStream);
@@ -31,6 +40,15 @@ pub(crate) struct Hand(UnixStream);
 impl Hand {
     pub(crate) fn new(keeper: UnixStream) -> Self {
         Self(keeper)
+    }
+
+    /// Whether the keeper is allowed to start programs. It has taken note of every signal from before the question then.
+    pub(crate) fn may_start(&mut self) -> Result<bool, Failure> {
+        let lost = |error: io::Error| (Step::Only, error.raw_os_error().unwrap_or(EPIPE));
+        self.0.write_all(&[QUESTION]).map_err(lost)?;
+        let mut answer = Answer::default();
+        self.0.read_exact(&mut answer).map_err(lost)?;
+        Ok(decode(answer).is_ok())
     }
 
     /// What [`sys::spawn`] does, on the host's network.
@@ -85,7 +103,7 @@ fn decode([kind, a, b, c, d]: Answer) -> Result<i32, Failure> {
 
 fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Result<()> {
     loop {
-        match sys::send(socket.as_fd(), b"f", Some(descriptor)) {
+        match sys::send(socket.as_fd(), &[DESCRIPTOR], Some(descriptor)) {
             Ok(_) => return Ok(()),
             Err(error) if error.raw_os_error() == Some(EAGAIN) => wait(socket, POLLOUT)?,
             Err(error) => return Err(error),
@@ -93,12 +111,20 @@ fn send_descriptor(socket: &UnixStream, descriptor: BorrowedFd<'_>) -> io::Resul
     }
 }
 
-fn receive_descriptor(socket: &UnixStream) -> io::Result<OwnedFd> {
+/// The next descriptor, or the question.
+fn receive_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     let mut descriptors = Vec::new();
+    let mut byte = [0];
     loop {
-        match sys::receive(socket.as_fd(), &mut [0], &mut descriptors) {
+        match sys::receive(socket.as_fd(), &mut byte, &mut descriptors) {
             Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
-            Ok(_) => return descriptors.pop().ok_or_else(|| io::ErrorKind::InvalidData.into()),
+            Ok(_) if byte == [QUESTION] => return Ok(None),
+            Ok(_) => {
+                return descriptors
+                    .pop()
+                    .map(Some)
+                    .ok_or_else(|| io::ErrorKind::InvalidData.into());
+            }
             Err(error) if error.raw_os_error() == Some(EAGAIN) => wait(socket, POLLIN)?,
             Err(error) => return Err(error),
         }
@@ -172,11 +198,18 @@ impl Starter {
         self.socket.as_fd()
     }
 
-    /// Serves one request, which waits.
-    pub(crate) fn serve(&mut self) -> io::Result<()> {
+    /// Serves one request, which waits, or refuses it.
+    pub(crate) fn serve(&mut self, allowed: bool) -> io::Result<()> {
         let mut stdio = Vec::with_capacity(3);
         for _ in 0..3 {
-            stdio.push(receive_descriptor(&self.socket)?);
+            match receive_descriptor(&self.socket)? {
+                Some(descriptor) => stdio.push(descriptor),
+                None if stdio.is_empty() => {
+                    let answer = if allowed { Ok(0) } else { Err((Step::Only, EPERM)) };
+                    return self.socket.write_all(&encode(answer));
+                }
+                None => return Err(io::ErrorKind::InvalidData.into()),
+            }
         }
         let mut length = [0; 4];
         self.socket.read_exact(&mut length)?;
@@ -187,7 +220,10 @@ impl Starter {
         }
         let mut body = vec![0; length];
         self.socket.read_exact(&mut body)?;
-        let answer = encode(self.start(&body, &stdio));
+        let answer = match allowed {
+            true => encode(self.start(&body, &stdio)),
+            false => encode(Err((Step::Fork, EPERM))),
+        };
         self.socket.write_all(&answer)
     }
 
@@ -268,7 +304,7 @@ mod tests {
         let served = std::thread::spawn(move || {
             let mut received = Vec::new();
             for _ in 0..3 {
-                received.push(receive_descriptor(&two).unwrap());
+                received.push(receive_descriptor(&two).unwrap().unwrap());
             }
             let mut two = two;
             let mut length = [0; 4];
@@ -306,5 +342,38 @@ mod tests {
         assert_eq!((count, lists[0].0[1].as_slice()), (3, &b"/usr/bin/a"[..]));
         assert_eq!((lists[1].0.len(), lists[2].0[0].as_slice()), (2, &b"X=1"[..]));
         assert_eq!(rest, [b"/work".to_vec(), b"500".to_vec()]);
+    }
+
+    #[test]
+    fn nothing_is_started_that_the_host_does_not_allow() {
+        let (one, two) = UnixStream::pair().unwrap();
+        let dir = std::env::temp_dir().join(format!("hand-{}", std::process::id()));
+        let served = std::thread::spawn(move || {
+            let mut starter = Starter::new(two, &[]).unwrap();
+            for allowed in [false, true, false] {
+                starter.serve(allowed).unwrap();
+            }
+        });
+        let mut hand = Hand::new(one);
+        assert_eq!(hand.may_start(), Ok(false));
+        assert_eq!(hand.may_start(), Ok(true));
+        let null: OwnedFd = File::open("/dev/null").unwrap().into();
+        let made = CString::new(dir.to_str().unwrap()).unwrap();
+        let plan = Plan {
+            candidates: &[c"/bin/mkdir".to_owned()],
+            argv: &[c"mkdir".to_owned(), made],
+            env: &[],
+            cwd: c"/",
+            user: None,
+            stdio: [null.as_fd(); 3],
+            oom_score_adj: c"0",
+            filter: None,
+            descriptor_limit: None,
+            limits: &[],
+        };
+        assert_eq!(hand.spawn(&plan), Err((Step::Fork, EPERM)));
+        served.join().unwrap();
+        assert!(!dir.exists());
+        assert!(hand.may_start().is_err(), "the keeper is gone");
     }
 }

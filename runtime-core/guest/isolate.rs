@@ -199,6 +199,8 @@ fn keep(
     map: Option<(u32, u32)>,
     outside: Option<&[(u32, u64)]>,
 ) -> ! {
+    // Before the box stands, from when on the host may send some.
+    let signals = outside.and_then(|_| sys::take_signals(&[sys::SIGUSR1, sys::SIGUSR2]).ok());
     let served = (|| {
         let mut question = [0];
         inside.read_exact(&mut question)?;
@@ -222,7 +224,6 @@ fn keep(
         (Ok(()), Some(limits)) => Starter::new(inside, limits).ok(),
         _ => None,
     };
-    let signals = starter.as_ref().and_then(|_| sys::take_signals().ok());
     if let Err(error) = served {
         // At the end of the conversation it is on its way out, and says why itself.
         if error.kind() != io::ErrorKind::UnexpectedEof {
@@ -242,6 +243,8 @@ fn keep(
     };
     // A number below zero is not looked at.
     let number = |fd: Option<std::os::fd::BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
+    // Whether the host allows programs on its network.
+    let mut allowed = false;
     loop {
         let mut fds = [
             (link.as_raw_fd(), 0),
@@ -254,8 +257,9 @@ fn keep(
         if fds[1].revents != 0 {
             break;
         }
-        let asked = fds[3].revents != 0 && asked_to_end(signals.as_ref());
-        let broken = fds[2].revents != 0 && starter.as_mut().is_some_and(|starter| starter.serve().is_err());
+        // All that were sent before a request, whether or not they were there when the wait began.
+        let asked = asked_to_end(signals.as_ref(), &mut allowed);
+        let broken = fds[2].revents != 0 && starter.as_mut().is_some_and(|starter| starter.serve(allowed).is_err());
         if failed || asked || broken || fds[0].revents & POLLHUP != 0 {
             // The guest sees it too; this is for one that cannot look.
             let _ = sys::send_signal(pid, sys::SIGKILL);
@@ -265,11 +269,16 @@ fn keep(
     std::process::exit(ns::wait_for(pid).into());
 }
 
-/// Whether a signal came that would have ended the keeper, did it not block them for the programs that it starts.
-fn asked_to_end(signals: Option<&OwnedFd>) -> bool {
+/// Whether a signal came that would have ended the keeper, did it not block them for the programs that it starts. Others
+/// say whether the host allows that. The host waits until one is seen before it sends the other.
+fn asked_to_end(signals: Option<&OwnedFd>, allowed: &mut bool) -> bool {
     let mut asked = false;
     while let Some(received) = signals.and_then(|signals| sys::next_signal(signals.as_fd())) {
-        asked |= received.signal != sys::SIGCHLD;
+        match received.signal {
+            sys::SIGUSR1 => *allowed = false,
+            sys::SIGUSR2 => *allowed = true,
+            signal => asked |= signal != sys::SIGCHLD,
+        }
     }
     asked
 }

@@ -99,7 +99,7 @@ mod start {
             sys::close_inherited();
         }
         let (token, env) = take_environment()?;
-        let signals = sys::take_signals()?;
+        let signals = sys::take_signals(&[])?;
         let is_init = std::process::id() == 1;
         if !is_init {
             sys::set_subreaper()?;

@@ -26,7 +26,6 @@ const MAX_REPORTS: usize = 16;
 const ECANCELED: i32 = 125;
 const ESRCH: i32 = 3;
 const EBUSY: i32 = 16;
-const ENOSYS: i32 = 38;
 
 /// A child process under a tag of the host.
 struct Child {
@@ -452,13 +451,11 @@ impl Server {
                 if self.emptying.is_some() {
                     return Err((Step::Only, EBUSY));
                 }
-                match self.spawner.go_outside(true) {
-                    true => Ok(Some(Event::Done {})),
-                    false => Err((Step::Only, ENOSYS)),
-                }
+                self.spawner.go_outside(true)?;
+                Ok(Some(Event::Done {}))
             }
             Request::HostNetwork { open: false } => {
-                self.leave_host_network(tag);
+                self.leave_host_network(tag)?;
                 Ok(None)
             }
             Request::Ping {} => Ok(Some(Event::Pong {})),
@@ -486,30 +483,25 @@ impl Server {
     }
 
     /// Ends every process but this one, if any may have the host's network, and answers once none is left.
-    fn leave_host_network(&mut self, tag: u32) {
+    fn leave_host_network(&mut self, tag: u32) -> Result<(), Failure> {
         let was_outside = self.spawner.is_outside();
-        self.spawner.go_outside(false);
-        let (waiting, _) = self.emptying.get_or_insert_default();
-        waiting.push(tag);
-        if !was_outside {
-            // None has it, or they are ending already.
-            let is_new = waiting.len() == 1;
-            if is_new {
-                self.emptying = None;
-                self.port.send(tag, &Event::Emptied { ended: 0 });
+        let left = self.spawner.go_outside(false);
+        if was_outside {
+            for child in self.children.values_mut() {
+                child.killed = true;
             }
-            return;
+            let ended = others().map_or(0, |others| others as u32);
+            // To everything in the namespace but its process 1, in one step of the kernel's: a process that forks
+            // meanwhile has its signal before the fork is through, which is then given up.
+            let _ = sys::send_signal(-1, sys::SIGKILL);
+            self.emptying = Some((Vec::new(), ended));
         }
-        for child in self.children.values_mut() {
-            child.killed = true;
+        left?;
+        match &mut self.emptying {
+            Some((waiting, _)) => waiting.push(tag),
+            None => self.port.send(tag, &Event::Emptied { ended: 0 }),
         }
-        let ended = others().map_or(0, |others| others as u32);
-        // To everything in the namespace but its process 1, in one step of the kernel's: a process that forks meanwhile
-        // has its signal before the fork is through, which is then given up.
-        let _ = sys::send_signal(-1, sys::SIGKILL);
-        if let Some((_, count)) = &mut self.emptying {
-            *count = ended;
-        }
+        Ok(())
     }
 
     /// Whoever dies is reaped here, which is when this is asked again.

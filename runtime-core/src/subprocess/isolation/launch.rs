@@ -66,6 +66,17 @@ impl Keeper {
         self.0.wait().map_err(ended).map(drop)
     }
 
+    /// Lets the keeper start programs on this host's network for the guest, or not. It takes note before any request of
+    /// the guest's that is made after this returns.
+    pub(super) fn allow_host_network(&self, allow: bool) -> Result<()> {
+        use rustix::process::{Pid, Signal, kill_process};
+        let signal = if allow { Signal::USR2 } else { Signal::USR1 };
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+        // It is not waited for before the box's end, so the number is its own.
+        let told = pid.map_or(Err(rustix::io::Errno::SRCH), |pid| kill_process(pid, signal));
+        told.map_err(|error| Error::io("telling the keeper of the box about the network", error.into()))
+    }
+
     /// What it said before it ended. Blocks until it has.
     fn last_words(mut self) -> String {
         let _ = self.0.kill();

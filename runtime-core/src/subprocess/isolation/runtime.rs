@@ -172,12 +172,20 @@ impl IsolatedRuntime {
         }
     }
 
+    fn allow_host_network(&self, allow: bool) -> Result<()> {
+        match &*lock(&self.state) {
+            State::Ours(Some(keeper)) => keeper.allow_host_network(allow),
+            _ => Err(Error::new(ErrorKind::SandboxGone, "the sandbox was deleted")),
+        }
+    }
+
     /// Has programs start on the host's network, where setup has that.
     async fn go_outside(&self) -> Result<()> {
         if self.config.setup_network != SetupNetwork::Host {
             return Ok(());
         }
         let guest = self.guest()?;
+        self.allow_host_network(true)?;
         guest.link.enter_host_network().await?;
         guest.set_outside(true);
         self.outside.store(true, Ordering::Release);
@@ -192,6 +200,7 @@ impl IsolatedRuntime {
         let guest = self.guest()?;
         self.outside.store(false, Ordering::Release);
         guest.set_outside(false);
+        self.allow_host_network(false)?;
         let left = tokio::time::timeout(PATIENCE, guest.link.leave_host_network()).await;
         let ended = left.map_err(|_| {
             let message = format!("processes of setup with the host's network have not ended within {PATIENCE:?}");
