@@ -12,9 +12,9 @@ mod measure {
     use std::time::{Duration, Instant};
 
     use runtime_core::cache::CacheDir;
-    use runtime_core::subprocess::{SubprocessConfig, isolation};
+    use runtime_core::subprocess::{SetupNetwork, SubprocessConfig, isolation};
     use runtime_core::{LeasePolicy, Sandbox};
-    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 
     type Failure = Box<dyn std::error::Error>;
     type Outcome<T = ()> = Result<T, Failure>;
@@ -145,38 +145,84 @@ mod measure {
             runs / bare
         );
 
+        let rounds = 100 * times as u32;
         let mut process = sandbox.spawn(["cat"]).await?;
-        let mut input = process.stdin.take().ok_or("no stdin")?;
-        let mut output = process.stdout.take().ok_or("no stdout")?;
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let ours = echo(input.ok_or("no stdin")?, output.ok_or("no stdout")?, rounds).await?;
+        process.wait().await?;
+        let mut process = tokio::process::Command::new("cat")
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()?;
+        let (input, output) = (process.stdin.take(), process.stdout.take());
+        let bare = echo(input.ok_or("no stdin")?, output.ok_or("no stdout")?, rounds).await?;
+        process.wait().await?;
+        println!(
+            "echo of a line                      {ours:.1} us, by a pipe on the host {bare:.1} us, ratio {:.2}",
+            ours / bare
+        );
+
+        let megabytes = if times > 1 { 1 << 10 } else { 10 };
+        let count = format!("{megabytes}M");
+        let head = ["head", "-c", &count, "/dev/zero"];
+        let (mut ours, mut bare) = (Vec::new(), Vec::new());
+        for _ in 0..if times > 1 { 5 } else { 1 } {
+            let mut process = sandbox.spawn(head).await?;
+            ours.push(drain(process.stdout.take().ok_or("no stdout")?, megabytes).await?);
+            process.wait().await?;
+            let mut process = tokio::process::Command::new(head[0])
+                .args(&head[1..])
+                .stdout(Stdio::piped())
+                .spawn()?;
+            bare.push(drain(process.stdout.take().ok_or("no stdout")?, megabytes).await?);
+            process.wait().await?;
+        }
+        let rate = |times| megabytes as f64 * 1.048_576 / median(times);
+        let (ours, bare) = (rate(ours), rate(bare));
+        println!(
+            "{megabytes} MiB of stdout                  {ours:.2} GB/s, by a pipe on the host {bare:.2} GB/s, ratio {:.2}",
+            ours / bare
+        );
+        sandbox.stop().await?;
+
+        let mut config = SubprocessConfig::namespaces();
+        config.setup_network = SetupNetwork::Host;
+        let sandbox = builder(cache, config).provision().await?;
+        let mut runs = Vec::new();
+        for _ in 0..times {
+            let started = Instant::now();
+            assert!(sandbox.run(["true"]).await?.success());
+            runs.push(started.elapsed());
+        }
+        println!("run `true` on the host's network    {:.2} ms", median(runs));
+        sandbox.stop().await?;
+        Ok(())
+    }
+
+    /// Microseconds from a line written to the same line read.
+    async fn echo(mut input: impl AsyncWrite + Unpin, mut output: impl AsyncRead + Unpin, rounds: u32) -> Outcome<f64> {
         let mut buffer = [0; 16];
         let started = Instant::now();
-        let rounds = 100 * times as u32;
         for _ in 0..rounds {
             input.write_all(b"a line of input\n").await?;
             output.read_exact(&mut buffer).await?;
         }
-        println!(
-            "echo of a line                      {:.1} us",
-            (started.elapsed() / rounds).as_secs_f64() * 1e6
-        );
-        drop(input);
-        process.wait().await?;
+        Ok((started.elapsed() / rounds).as_secs_f64() * 1e6)
+    }
 
-        let megabytes = 10 * times;
-        let count = format!("{megabytes}M");
-        let mut process = sandbox.spawn(["head", "-c", &count, "/dev/zero"]).await?;
-        let mut output = process.stdout.take().ok_or("no stdout")?;
+    /// How long that many mebibytes take.
+    async fn drain(mut output: impl AsyncRead + Unpin, megabytes: usize) -> Outcome<Duration> {
         let mut buffer = vec![0; 256 << 10];
         let started = Instant::now();
-        while output.read(&mut buffer).await? > 0 {}
-        let seconds = started.elapsed().as_secs_f64();
-        println!(
-            "stdout of a live process            {:.2} GB/s",
-            megabytes as f64 * 1.048_576e-3 / seconds
-        );
-        process.wait().await?;
-        sandbox.stop().await?;
-        Ok(())
+        let mut sum = 0;
+        loop {
+            match output.read(&mut buffer).await? {
+                0 => break,
+                count => sum += count,
+            }
+        }
+        assert_eq!(sum, megabytes << 20);
+        Ok(started.elapsed())
     }
 
     /// What this machine has left, in KiB.

@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use crate::files::{self, EINVAL, Failure};
 use crate::frame::{List, Stdio, Step, User};
+use crate::hand::Hand;
 use crate::passwd;
 use crate::seccomp::{self, Strictness};
 use crate::streams::Streams;
@@ -16,6 +17,7 @@ use crate::sys::{self, ChildStack, Plan, RLimit, SockFilter};
 
 /// Where programs without a slash in their name are looked for when nothing sets `PATH`; the engines' default.
 const DEFAULT_PATH: &[u8] = b"/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+const EPERM: i32 = 1;
 const ENOSYS: i32 = 38;
 const ETXTBSY: i32 = 26;
 /// How often starting a file that somebody still writes to is tried again.
@@ -37,6 +39,10 @@ pub(crate) struct Spawner {
     /// The box is of this program's own making: the stricter filter, always.
     isolated: bool,
     limits: Vec<(i32, RLimit)>,
+    /// Who starts programs on the host's network, in a box that may have it.
+    hand: Option<Hand>,
+    /// Programs start there.
+    outside: bool,
     oom_score_adj: CString,
     descriptor_limit: Option<RLimit>,
     null: OwnedFd,
@@ -50,6 +56,8 @@ impl Spawner {
             filter: None,
             isolated: false,
             limits: Vec::new(),
+            hand: None,
+            outside: false,
             oom_score_adj: c"0".to_owned(),
             descriptor_limit,
             null,
@@ -58,19 +66,33 @@ impl Spawner {
     }
 
     /// What programs of a box of the guest's own making have in common.
-    pub(crate) fn isolate(&mut self, limits: &[(u32, u64)]) -> io::Result<()> {
+    pub(crate) fn isolate(&mut self, limits: &[(u32, u64)], hand: Option<Hand>) -> io::Result<()> {
         let filter = seccomp::filter(Strictness::Box);
         self.filter = Some(filter.ok_or_else(|| io::Error::other("there is no filter for this architecture"))?);
         self.isolated = true;
-        let both = |value| RLimit {
-            soft: value,
-            hard: value,
-        };
-        self.limits = limits
-            .iter()
-            .map(|&(number, value)| (number as i32, both(value)))
-            .collect();
+        self.limits = both(limits);
+        self.hand = hand;
         Ok(())
+    }
+
+    /// Has programs start on the host's network from now on, or not. The keeper must have been told the same.
+    pub(crate) fn go_outside(&mut self, outside: bool) -> Result<(), Failure> {
+        self.outside = false;
+        let may = match &mut self.hand {
+            Some(hand) => hand.may_start()?,
+            None if outside => return Err((Step::Only, ENOSYS)),
+            None => false,
+        };
+        if may != outside {
+            return Err((Step::Only, EPERM));
+        }
+        self.outside = outside;
+        Ok(())
+    }
+
+    /// Whether they do.
+    pub(crate) fn is_outside(&self) -> bool {
+        self.outside
     }
 
     pub(crate) fn configure(
@@ -136,7 +158,11 @@ impl Spawner {
         };
         let mut attempt = 0;
         let pid = loop {
-            match sys::spawn(&plan, &mut self.stack) {
+            let started = match &mut self.hand {
+                Some(hand) if self.outside => hand.spawn(&plan),
+                _ => sys::spawn(&plan, &mut self.stack),
+            };
+            match started {
                 // Whoever has just written it through a descriptor that the guest passed may have forked meanwhile, and
                 // the fork holds that descriptor until it executes.
                 Err((Step::Exec, ETXTBSY)) if attempt < BUSY_ATTEMPTS => {
@@ -155,6 +181,18 @@ impl Spawner {
         }
         Ok(pid)
     }
+}
+
+/// Limits by their number, soft and hard the same.
+pub(crate) fn both(limits: &[(u32, u64)]) -> Vec<(i32, RLimit)> {
+    let both = |value| RLimit {
+        soft: value,
+        hard: value,
+    };
+    limits
+        .iter()
+        .map(|&(number, value)| (number as i32, both(value)))
+        .collect()
 }
 
 /// The two sides of the standard streams.

@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 
 use crate::files;
 use crate::frame::{Input, Wire};
+use crate::hand::{Hand, Namespaces, Starter};
 use crate::namespaces as ns;
 use crate::plan::{FAILURE_PREFIX, MAX_PLAN, Plan};
 use crate::sys::{self, POLLHUP, POLLIN, PollFd};
@@ -65,6 +66,10 @@ impl Failure {
 pub(crate) struct Inside {
     pub(crate) socket: UnixStream,
     pub(crate) limits: Vec<(u32, u64)>,
+    /// The file that counts kills for lack of memory.
+    pub(crate) oom_events: Option<File>,
+    /// The keeper, where it starts programs on the host's network.
+    pub(crate) hand: Option<Hand>,
 }
 
 /// Builds the box. Returns in process 1 only; the keeper leaves with its exit code, and so does a probe.
@@ -73,6 +78,7 @@ pub(crate) fn enter() -> Step<Inside> {
     let plan = receive(&mut socket).at("link", "the plan")?;
     let (uid, gid) = ns::ids();
     let (box_uid, box_gid) = plan.user.map_or((uid, gid), |id| (id, id));
+    let limits = limits(&plan);
     // Root makes the mounts as what it is, and enters a user namespace afterwards. Anybody else needs one to make them.
     let as_root = plan.user.is_some();
     if !as_root {
@@ -83,7 +89,8 @@ pub(crate) fn enter() -> Step<Inside> {
     let (ours, theirs) = UnixStream::pair().at("link", "a pair of sockets")?;
     if let Some(pid) = ns::split().at("fork", "process 1")? {
         drop(theirs);
-        keep(pid, socket, ours, as_root.then_some((box_uid, box_gid)));
+        let outside = plan.host_network.then_some(&limits[..]);
+        keep(pid, socket, ours, as_root.then_some((box_uid, box_gid)), outside);
     }
     drop(ours);
     ns::die_with_parent().at("parent", "the signal of the parent's death")?;
@@ -92,6 +99,11 @@ pub(crate) fn enter() -> Step<Inside> {
     ns::leave(kinds).at("namespaces", "new mount, network, IPC and UTS namespaces")?;
     // A kernel without cgroup namespaces has nothing to hide by one.
     let _ = ns::leave(ns::NEW_CGROUP);
+    // Nothing of the host's is seen once the box is built.
+    let oom_events = plan
+        .oom_events
+        .as_ref()
+        .and_then(|events| File::open(path(events)).ok());
     build(&plan, &sockets, box_uid, box_gid)?;
     ns::raise_loopback().at("loopback", "lo")?;
     ns::set_host_name(&plan.hostname).at("hostname", "the host name")?;
@@ -117,17 +129,29 @@ pub(crate) fn enter() -> Step<Inside> {
     if plan.probe {
         std::process::exit(0);
     }
-    // The guest itself and, in its user's name, the keeper count as processes of the user.
-    let overhead = if as_root { 1 } else { 2 };
+    Ok(Inside {
+        socket,
+        limits,
+        oom_events,
+        hand: plan.host_network.then(|| Hand::new(keeper)),
+    })
+}
+
+/// The resource limits of programs.
+fn limits(plan: &Plan) -> Vec<(u32, u64)> {
     const NPROC: u32 = 6;
-    let limits = plan.limits.0.into_iter().map(|(resource, value)| match resource {
+    // The guest itself counts as a process of the user; so does the keeper where it is in the user's name and namespace,
+    // and with it the process by which it starts a program.
+    let overhead = match (plan.user.is_some(), plan.host_network) {
+        (true, false) => 1,
+        (false, false) => 2,
+        (_, true) => 3,
+    };
+    let limits = plan.limits.0.iter().map(|&(resource, value)| match resource {
         NPROC => (resource, value.saturating_add(overhead)),
         _ => (resource, value),
     });
-    Ok(Inside {
-        socket,
-        limits: limits.collect(),
-    })
+    limits.collect()
 }
 
 fn receive(socket: &mut UnixStream) -> io::Result<Plan> {
@@ -166,14 +190,28 @@ fn turn(keeper: &mut UnixStream) -> io::Result<()> {
     keeper.read_exact(&mut answer)
 }
 
-/// The keeper's life. `map` is the box's user, for a box that root makes.
-fn keep(pid: i32, link: UnixStream, mut inside: UnixStream, map: Option<(u32, u32)>) -> ! {
+/// The keeper's life. `map` is the box's user, for a box that root makes; `outside` are the limits of programs, where the
+/// keeper is to start them on the host's network.
+fn keep(
+    pid: i32,
+    link: UnixStream,
+    mut inside: UnixStream,
+    map: Option<(u32, u32)>,
+    outside: Option<&[(u32, u64)]>,
+) -> ! {
+    // Before the box stands, from when on the host may send some.
+    let signals = outside.and_then(|_| sys::take_signals(&[sys::SIGUSR1, sys::SIGUSR2]).ok());
     let served = (|| {
         let mut question = [0];
         inside.read_exact(&mut question)?;
         if let Some((uid, gid)) = map {
             map_ids(Path::new(&format!("/proc/{pid}")), uid, gid)?;
             ns::drop_groups()?;
+        }
+        if outside.is_some() {
+            Namespaces::of(pid, map.is_some())?.join()?;
+        }
+        if let Some((uid, gid)) = map {
             ns::become_user(uid, gid)?;
         }
         ns::drop_capabilities()?;
@@ -182,7 +220,10 @@ fn keep(pid: i32, link: UnixStream, mut inside: UnixStream, map: Option<(u32, u3
         inside.read_exact(&mut question)?;
         inside.write_all(b"!")
     })();
-    drop(inside);
+    let mut starter = match (&served, outside) {
+        (Ok(()), Some(limits)) => Starter::new(inside, limits).ok(),
+        _ => None,
+    };
     if let Err(error) = served {
         // At the end of the conversation it is on its way out, and says why itself.
         if error.kind() != io::ErrorKind::UnexpectedEof {
@@ -200,19 +241,46 @@ fn keep(pid: i32, link: UnixStream, mut inside: UnixStream, map: Option<(u32, u3
         let _ = sys::send_signal(pid, sys::SIGKILL);
         std::process::exit(ns::wait_for(pid).into());
     };
+    // A number below zero is not looked at.
+    let number = |fd: Option<std::os::fd::BorrowedFd<'_>>| fd.map_or(-1, |fd| fd.as_raw_fd());
+    // Whether the host allows programs on its network.
+    let mut allowed = false;
     loop {
-        let mut fds =
-            [(link.as_raw_fd(), 0), (child.as_raw_fd(), POLLIN)].map(|(fd, events)| PollFd { fd, events, revents: 0 });
-        if sys::wait_ready(&mut fds, -1).is_err() || fds[0].revents & POLLHUP != 0 {
+        let mut fds = [
+            (link.as_raw_fd(), 0),
+            (child.as_raw_fd(), POLLIN),
+            (number(starter.as_ref().map(Starter::socket)), POLLIN),
+            (number(signals.as_ref().map(AsFd::as_fd)), POLLIN),
+        ]
+        .map(|(fd, events)| PollFd { fd, events, revents: 0 });
+        let failed = sys::wait_ready(&mut fds, -1).is_err();
+        if fds[1].revents != 0 {
+            break;
+        }
+        // All that were sent before a request, whether or not they were there when the wait began.
+        let asked = asked_to_end(signals.as_ref(), &mut allowed);
+        let broken = fds[2].revents != 0 && starter.as_mut().is_some_and(|starter| starter.serve(allowed).is_err());
+        if failed || asked || broken || fds[0].revents & POLLHUP != 0 {
             // The guest sees it too; this is for one that cannot look.
             let _ = sys::send_signal(pid, sys::SIGKILL);
             break;
         }
-        if fds[1].revents != 0 {
-            break;
-        }
     }
     std::process::exit(ns::wait_for(pid).into());
+}
+
+/// Whether a signal came that would have ended the keeper, did it not block them for the programs that it starts. Others
+/// say whether the host allows that. The host waits until one is seen before it sends the other.
+fn asked_to_end(signals: Option<&OwnedFd>, allowed: &mut bool) -> bool {
+    let mut asked = false;
+    while let Some(received) = signals.and_then(|signals| sys::next_signal(signals.as_fd())) {
+        match received.signal {
+            sys::SIGUSR1 => *allowed = false,
+            sys::SIGUSR2 => *allowed = true,
+            signal => asked |= signal != sys::SIGCHLD,
+        }
+    }
+    asked
 }
 
 /// A mount that waits for its place.

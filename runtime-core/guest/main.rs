@@ -20,6 +20,8 @@ mod files;
 #[allow(unreachable_pub, reason = "public in the library, which shares the file")]
 mod frame;
 #[cfg(target_os = "linux")]
+mod hand;
+#[cfg(target_os = "linux")]
 mod isolate;
 #[cfg(target_os = "linux")]
 #[allow(unsafe_code, reason = "system calls that std lacks; each use says why it is sound")]
@@ -76,6 +78,7 @@ mod start {
     use crate::command::Spawner;
     use crate::frame::{Event, MAGIC, TOKEN_LEN, TOKEN_VARIABLE, VERSION};
     use crate::isolate;
+    use crate::oom::OomWatch;
     use crate::port::Port;
     use crate::server::Server;
     use crate::sys;
@@ -96,7 +99,7 @@ mod start {
             sys::close_inherited();
         }
         let (token, env) = take_environment()?;
-        let signals = sys::take_signals()?;
+        let signals = sys::take_signals(&[])?;
         let is_init = std::process::id() == 1;
         if !is_init {
             sys::set_subreaper()?;
@@ -105,12 +108,16 @@ mod start {
         let null: OwnedFd = OpenOptions::new().read(true).write(true).open("/dev/null")?.into();
 
         let mut limits = Vec::new();
+        let mut hand = None;
+        let mut oom_events = None;
         let is_isolated = inside.is_some();
         let mut port = match (inside, mode.to_str(), arguments.next()) {
             (Some(inside), ..) => {
                 // The second copy of the socket, which programs must not get.
                 sys::replace_stdio(null.as_fd())?;
                 limits = inside.limits;
+                hand = inside.hand;
+                oom_events = inside.oom_events;
                 Port::socket(inside.socket.into())
             }
             (None, Some("--socket"), Some(path)) => {
@@ -138,9 +145,10 @@ mod start {
         std::env::set_current_dir("/")?;
         let mut spawner = Spawner::new(env, null, descriptor_limit);
         if is_isolated {
-            spawner.isolate(&limits)?;
+            spawner.isolate(&limits, hand)?;
         }
-        Server::new(port, signals, spawner, is_init).run()
+        let oom = oom_events.map_or_else(OomWatch::find, OomWatch::of);
+        Server::new(port, signals, spawner, is_init, oom).run()
     }
 
     type Environment = BTreeMap<Vec<u8>, Vec<u8>>;

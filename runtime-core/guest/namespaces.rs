@@ -62,6 +62,7 @@ mod number {
 unsafe extern "C" {
     fn syscall(number: c_long, ...) -> c_long;
     fn unshare(flags: c_int) -> c_int;
+    fn setns(fd: c_int, kind: c_int) -> c_int;
     fn fork() -> c_int;
     fn waitpid(pid: c_int, status: *mut c_int, options: c_int) -> c_int;
     fn mount(
@@ -103,6 +104,12 @@ pub(crate) fn ids() -> (u32, u32) {
 pub(crate) fn leave(kinds: c_int) -> io::Result<()> {
     // SAFETY: an integer only. The process has one thread.
     check(unsafe { unshare(kinds) }.into()).map(drop)
+}
+
+/// Joins the namespace that this file of `/proc/PID/ns` stands for.
+pub(crate) fn join(namespace: BorrowedFd<'_>, kind: c_int) -> io::Result<()> {
+    // SAFETY: integers only. The process has one thread.
+    check(unsafe { setns(namespace.as_raw_fd(), kind) }.into()).map(drop)
 }
 
 /// Goes on as two processes; `None` is the new one.

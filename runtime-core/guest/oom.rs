@@ -65,6 +65,15 @@ impl OomWatch {
             let file = File::open(path).ok()?;
             counter(&file).is_some().then_some(file)
         });
+        Self::new(file)
+    }
+
+    /// The counter in this file.
+    pub(crate) fn of(file: File) -> Self {
+        Self::new(Some(file))
+    }
+
+    fn new(file: Option<File>) -> Self {
         let ledger = Ledger::starting_at(file.as_ref().and_then(counter).unwrap_or(0));
         Self { file, ledger }
     }

@@ -25,6 +25,7 @@ const MAX_DIALS: usize = 1024;
 const MAX_REPORTS: usize = 16;
 const ECANCELED: i32 = 125;
 const ESRCH: i32 = 3;
+const EBUSY: i32 = 16;
 
 /// A child process under a tag of the host.
 struct Child {
@@ -57,10 +58,12 @@ pub(crate) struct Server {
     watch: Option<(u32, LinkWatch, usize)>,
     oom: OomWatch,
     ending: Option<Instant>,
+    /// Who waits until every process of the box has ended, and how many there were.
+    emptying: Option<(Vec<u32>, u32)>,
 }
 
 impl Server {
-    pub(crate) fn new(port: Port, signals: OwnedFd, spawner: Spawner, is_init: bool) -> Self {
+    pub(crate) fn new(port: Port, signals: OwnedFd, spawner: Spawner, is_init: bool, oom: OomWatch) -> Self {
         Self {
             port,
             signals,
@@ -72,8 +75,9 @@ impl Server {
             listings: Listings::default(),
             streams: Streams::default(),
             watch: None,
-            oom: OomWatch::find(),
+            oom,
             ending: None,
+            emptying: None,
         }
     }
 
@@ -91,6 +95,7 @@ impl Server {
 
     fn serve(&mut self) -> io::Result<()> {
         loop {
+            self.tell_when_empty();
             self.port.flush()?;
             if let Some(deadline) = self.ending {
                 let running = self.children.values().any(|child| !child.ended);
@@ -291,6 +296,9 @@ impl Server {
                 stdout,
                 stderr,
             } => {
+                if self.emptying.is_some() {
+                    return Err((Step::Fork, EBUSY));
+                }
                 let spawn = Spawn {
                     argv,
                     env,
@@ -439,6 +447,17 @@ impl Server {
                 netlink::set_resolver_reachable(reachable).map_err(failure)?;
                 Ok(Some(Event::Done {}))
             }
+            Request::HostNetwork { open: true } => {
+                if self.emptying.is_some() {
+                    return Err((Step::Only, EBUSY));
+                }
+                self.spawner.go_outside(true)?;
+                Ok(Some(Event::Done {}))
+            }
+            Request::HostNetwork { open: false } => {
+                self.leave_host_network(tag)?;
+                Ok(None)
+            }
             Request::Ping {} => Ok(Some(Event::Pong {})),
             Request::Shutdown {} => {
                 self.begin_to_end();
@@ -459,6 +478,40 @@ impl Server {
             Request::Reset {} => {
                 self.streams.reset(tag, &mut self.port);
                 Ok(None)
+            }
+        }
+    }
+
+    /// Ends every process but this one, if any may have the host's network, and answers once none is left.
+    fn leave_host_network(&mut self, tag: u32) -> Result<(), Failure> {
+        let was_outside = self.spawner.is_outside();
+        let left = self.spawner.go_outside(false);
+        if was_outside {
+            for child in self.children.values_mut() {
+                child.killed = true;
+            }
+            let ended = others().map_or(0, |others| others as u32);
+            // To everything in the namespace but its process 1, in one step of the kernel's: a process that forks
+            // meanwhile has its signal before the fork is through, which is then given up.
+            let _ = sys::send_signal(-1, sys::SIGKILL);
+            self.emptying = Some((Vec::new(), ended));
+        }
+        left?;
+        match &mut self.emptying {
+            Some((waiting, _)) => waiting.push(tag),
+            None => self.port.send(tag, &Event::Emptied { ended: 0 }),
+        }
+        Ok(())
+    }
+
+    /// Whoever dies is reaped here, which is when this is asked again.
+    fn tell_when_empty(&mut self) {
+        if self.emptying.is_none() || others() != Some(0) {
+            return;
+        }
+        if let Some((waiting, ended)) = self.emptying.take() {
+            for tag in waiting {
+                self.port.send(tag, &Event::Emptied { ended });
             }
         }
     }
@@ -517,6 +570,19 @@ impl Server {
             let _ = sys::send_signal(child.pid, sys::SIGKILL);
         }
     }
+}
+
+/// How many processes there are in the box besides this one, those included that nobody has waited for yet.
+fn others() -> Option<usize> {
+    let own = std::process::id();
+    let entries = fs::read_dir("/proc").ok()?;
+    let mut count = 0;
+    for entry in entries {
+        let name = entry.ok()?.file_name();
+        let pid = name.to_str().and_then(|name| name.parse::<u32>().ok());
+        count += usize::from(pid.is_some_and(|pid| pid != own));
+    }
+    Some(count)
 }
 
 /// Whether packets could leave by it. One that is down carries nothing, and some kernels put tunnels that are down

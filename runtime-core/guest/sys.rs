@@ -24,6 +24,8 @@ pub(crate) const SIGKILL: i32 = 9;
 pub(crate) const SIGTERM: i32 = 15;
 pub(crate) const SIGINT: i32 = 2;
 pub(crate) const SIGCHLD: i32 = 17;
+pub(crate) const SIGUSR1: i32 = 10;
+pub(crate) const SIGUSR2: i32 = 12;
 
 pub(crate) const POLLIN: i16 = 1;
 pub(crate) const POLLOUT: i16 = 4;
@@ -244,8 +246,9 @@ pub(crate) fn wipe_variable(name: &CStr) {
     }
 }
 
-/// Blocks every signal, forgets what the guest was born to ignore, so that programs ignore nothing, and returns a descriptor on which SIGCHLD, SIGTERM and SIGINT can be read.
-pub(crate) fn take_signals() -> io::Result<OwnedFd> {
+/// Blocks every signal, forgets what the guest was born to ignore, so that programs ignore nothing, and returns a
+/// descriptor on which SIGCHLD, SIGTERM, SIGINT and these further ones can be read.
+pub(crate) fn take_signals(further: &[i32]) -> io::Result<OwnedFd> {
     const SIG_SETMASK: c_int = 2;
     let mut all = SigSet([0; 16]);
     let mut watched = SigSet([0; 16]);
@@ -270,8 +273,8 @@ pub(crate) fn take_signals() -> io::Result<OwnedFd> {
             );
         }
         check(sigemptyset(&mut watched))?;
-        for signal in [SIGCHLD, SIGTERM, SIGINT] {
-            check(sigaddset(&mut watched, signal))?;
+        for signal in [SIGCHLD, SIGTERM, SIGINT].iter().chain(further) {
+            check(sigaddset(&mut watched, *signal))?;
         }
         let fd = check(signalfd(-1, &watched, O_NONBLOCK | O_CLOEXEC))?;
         Ok(OwnedFd::from_raw_fd(fd))

@@ -45,6 +45,12 @@ pub trait RuntimeConfig: fmt::Debug + Send + Sync + 'static {
         None
     }
 
+    /// Whether [`prepare_execution`](crate::Sandbox::prepare_execution) takes something away although the policy restricts
+    /// nothing.
+    fn cuts_always(&self) -> bool {
+        false
+    }
+
     /// How creation is paced, if it is.
     fn pacing(&self) -> Option<Pacing> {
         None

@@ -633,9 +633,12 @@ impl Shared {
         }
     }
 
-    /// The policy to enforce, if there is one that restricts anything.
+    /// The policy to enforce, if there is one that restricts anything, or something else to take away.
     fn restriction(&self) -> Option<Policy> {
-        self.config.policy().filter(Policy::is_restricted)
+        let cuts_always = self.config.cuts_always();
+        self.config
+            .policy()
+            .filter(|policy| cuts_always || policy.is_restricted())
     }
 
     /// Whether operations may use the box, and whether a program may start in it.

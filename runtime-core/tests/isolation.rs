@@ -215,6 +215,61 @@ async fn what_cannot_be_is_refused_by_its_field_and_leaves_nothing() {
     }
 }
 
+/// A delegated cgroup holds the box as a whole; without one, what needs it is refused before anything is made.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn limits_hold_for_the_box_where_a_cgroup_is_delegated_and_cpu_is_refused_elsewhere() {
+    const NAME: &str = "limits_hold_for_the_box_where_a_cgroup_is_delegated_and_cpu_is_refused_elsewhere";
+    if !is_available(NAME) {
+        return;
+    }
+    let cache = tempfile::tempdir().unwrap();
+    let mut config = SubprocessConfig::namespaces();
+    (config.memory, config.pids_limit) = (Some(0.25), Some(20));
+    let limited = config.clone();
+    config.cpu = Some(0.5);
+    if let Err(missing) = isolation::cgroups() {
+        // That is no fault of most machines, CI's among them: this half is what they have.
+        println!("SKIPPED: {NAME}, the cgroup itself: {missing}");
+        let builder = Sandbox::builder(config).cache(CacheDir::at(cache.path()));
+        let error = builder.provision().await.err().unwrap();
+        assert_eq!(
+            (error.kind(), error.field()),
+            (ErrorKind::Unsupported, Some("cpu")),
+            "{error}"
+        );
+        assert!(error.message().contains(&missing.to_string()), "{error}");
+        let boxes = cache.path().join("runtimes/subprocess");
+        assert!(!boxes.exists() || fs::read_dir(boxes).unwrap().count() == 0);
+        let sandbox = provision(&cache, limited).await;
+        assert_eq!(sandbox.info()["limits_by"], "rlimits");
+        assert_eq!(
+            shell(&sandbox, "ulimit -v").await,
+            "244140",
+            "KiB of address space of each program"
+        );
+        sandbox.stop().await.unwrap();
+        return;
+    }
+    let sandbox = provision(&cache, config).await;
+    assert_eq!(sandbox.info()["limits_by"], "cgroup");
+    assert_eq!(shell(&sandbox, "ulimit -v").await, "unlimited");
+    // Two programs, neither of which has more than the box may have.
+    let fill = "head -c 200000000 /dev/zero | tail & head -c 200000000 /dev/zero | tail; wait";
+    let filled = sandbox
+        .run(["sh", "-c", &format!("({fill}) >/dev/null; kill -KILL $$")])
+        .await
+        .unwrap();
+    assert!(filled.status.signal().is_some());
+    let many = shell(
+        &sandbox,
+        "for i in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20 21 22; do sleep 5 & done",
+    )
+    .await;
+    assert!(many.contains("ork"), "{many}");
+    assert_eq!(shell(&sandbox, "echo alive").await, "alive");
+    sandbox.stop().await.unwrap();
+}
+
 /// The first test of a machine that refuses: this process has no user namespaces to give.
 #[test]
 fn a_machine_that_refuses_is_told_from_one_that_does_not() {

@@ -13,7 +13,7 @@ use std::net::SocketAddr;
 pub use super::encoding::{Input, List, Malformed, Wire};
 
 /// Version of the protocol. Both sides must have the same: the host brings the guest along.
-pub const VERSION: u16 = 2;
+pub const VERSION: u16 = 3;
 /// First bytes of the guest's [`Event::Hello`].
 pub const MAGIC: [u8; 4] = *b"SBXg";
 /// Bytes of a frame's header.
@@ -445,6 +445,12 @@ messages! {
             /// Whether it can be reached.
             reachable: bool,
         },
+        /// Programs start on the host's network from now on, which answers `Done`; or on the box's again, which ends every
+        /// process of the box that may have the other, and answers `Emptied` when none is left.
+        24 => HostNetwork {
+            /// On the host's.
+            open: bool,
+        },
         /// Bytes for a stream (the tag).
         32 => Data {
             /// At most [`MAX_CHUNK`].
@@ -550,6 +556,11 @@ messages! {
             stream: u32,
             /// Who connected.
             peer: SocketAddr,
+        },
+        /// No process has the host's network.
+        79 => Emptied {
+            /// How many processes were ended.
+            ended: u32,
         },
         /// Bytes of a stream (the tag).
         96 => Output {

@@ -242,6 +242,36 @@ impl Link {
         }
     }
 
+    /// Has programs start on the host's network from now on, in a box of namespaces that was made for that.
+    ///
+    /// # Errors
+    /// What the guest says in any other box.
+    #[cfg(feature = "isolation")]
+    pub(crate) async fn enter_host_network(&self) -> Result<()> {
+        let request = Request::HostNetwork { open: true };
+        match self.session().call(&request, Baggage::default()).await?.event {
+            Event::Done {} => Ok(()),
+            Event::Failed { errno, step } => Err(system_error("start programs on the host's network", errno, step)),
+            other => Err(self.session().unexpected(&other)),
+        }
+    }
+
+    /// Has programs start on the box's own network again. Every process that may have the host's is ended; resolves when
+    /// none is left in the box, to how many there were. Until then the guest starts no program. Harmless where it is so
+    /// already.
+    ///
+    /// # Errors
+    /// Why the guest does not answer.
+    #[cfg(feature = "isolation")]
+    pub(crate) async fn leave_host_network(&self) -> Result<u32> {
+        let request = Request::HostNetwork { open: false };
+        match self.session().call(&request, Baggage::default()).await?.event {
+            Event::Emptied { ended } => Ok(ended),
+            Event::Failed { errno, step } => Err(system_error("leave the host's network", errno, step)),
+            other => Err(self.session().unexpected(&other)),
+        }
+    }
+
     /// Asks whether the guest answers.
     ///
     /// # Errors

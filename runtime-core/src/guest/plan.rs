@@ -64,6 +64,10 @@ plan! {
         limits: List<(u32, u64)>,
         /// Most bytes in the box's memory file systems.
         memory_files: u64,
+        /// The file of the box's cgroup that counts kills for lack of memory.
+        oom_events: Option<Vec<u8>>,
+        /// Programs may be started on the host's network: see `Request::HostNetwork`.
+        host_network: bool,
         /// The box's host name.
         hostname: Vec<u8>,
     }

@@ -30,6 +30,19 @@ pub enum Isolation {
     Namespaces,
 }
 
+/// Which network the setup of a box of namespaces has.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+#[non_exhaustive]
+pub enum SetupNetwork {
+    /// The box's own, with the proxy as the one way out, open to everything but this host's loopback.
+    #[default]
+    Proxy,
+    /// This host's, raw: see [`isolation`](crate::subprocess::isolation#setup-on-the-hosts-network). Less isolated, and no
+    /// process of the setup outlives it.
+    Host,
+}
+
 /// Configuration of the embedded runtime.
 ///
 /// All fields but `isolation` need `isolation = "namespaces"`, and are refused without it.
@@ -63,8 +76,16 @@ pub struct SubprocessConfig {
     /// Destinations that the execution phase must not reach. Default: none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub block: Vec<String>,
-    /// Address space of each program, in GB, and the most that the box's files in memory take. Default: no limit for
-    /// programs, 4 GB for files.
+    /// Which network the programs of setup have. Default: `proxy`.
+    #[serde(skip_serializing_if = "is_proxy")]
+    pub setup_network: SetupNetwork,
+    /// Processor cores that the box's processes use together at most; fractions are fine. Needs a cgroup of version 2 that
+    /// was delegated to the owner, and is refused where there is none: see
+    /// [`isolation`](crate::subprocess::isolation#limits). Default: no limit.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cpu: Option<f64>,
+    /// Memory of the whole box, in GB, where there is a delegated cgroup of version 2; elsewhere the address space of each
+    /// program, and the most that the box's files in memory take. Default: no limit for programs, 4 GB for files.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub memory: Option<f64>,
     /// Processor time of each process, in seconds; it is killed when it is used up. Default: no limit.
@@ -78,11 +99,18 @@ pub struct SubprocessConfig {
     pub file_size: Option<f64>,
 }
 
+/// The kernel gives a group no less than 1 ms of 100.
+const LEAST_CPU: f64 = 0.01;
+
 /// The value of `root` for the files of this machine.
 pub(crate) const HOST: &str = "host";
 
 fn is_default(isolation: &Isolation) -> bool {
     *isolation == Isolation::default()
+}
+
+fn is_proxy(network: &SetupNetwork) -> bool {
+    *network == SetupNetwork::default()
 }
 
 fn is_host(root: &str) -> bool {
@@ -102,6 +130,8 @@ impl Default for SubprocessConfig {
             writable_paths: Vec::new(),
             allow: vec!["*".to_owned()],
             block: Vec::new(),
+            setup_network: SetupNetwork::default(),
+            cpu: None,
             memory: None,
             cpu_seconds: None,
             pids_limit: None,
@@ -131,6 +161,8 @@ impl SubprocessConfig {
             ("root", self.root != default.root),
             ("expose_paths", self.expose_paths != default.expose_paths),
             ("writable_paths", self.writable_paths != default.writable_paths),
+            ("setup_network", self.setup_network != default.setup_network),
+            ("cpu", self.cpu.is_some()),
             ("memory", self.memory.is_some()),
             ("cpu_seconds", self.cpu_seconds.is_some()),
             ("pids_limit", self.pids_limit.is_some()),
@@ -182,6 +214,12 @@ impl SubprocessConfig {
                 return Err(Error::invalid_config(field, "is a number of GB, more than 0"));
             }
         }
+        if self.cpu.is_some_and(|cores| !(cores.is_finite() && cores >= LEAST_CPU)) {
+            return Err(Error::invalid_config(
+                "cpu",
+                format!("is a number of cores, {LEAST_CPU} at least"),
+            ));
+        }
         for (field, number) in [("cpu_seconds", self.cpu_seconds), ("pids_limit", self.pids_limit)] {
             if number == Some(0) {
                 return Err(Error::invalid_config(field, "must be 1 at least"));
@@ -229,6 +267,10 @@ impl RuntimeConfig for SubprocessConfig {
 
     fn policy(&self) -> Option<Policy> {
         (self.isolation == Isolation::Namespaces).then(|| self.network_policy())
+    }
+
+    fn cuts_always(&self) -> bool {
+        self.setup_network == SetupNetwork::Host
     }
 
     fn to_value(&self) -> Value {
@@ -296,6 +338,22 @@ pub(crate) const ISOLATED: Capabilities = Capabilities {
     ..CAPABILITIES
 };
 
+/// What a lease calls the cgroup of a box.
+pub(crate) const CGROUP: &str = "cgroup";
+
+/// Removes the cgroup of a dead owner's box.
+#[cfg(all(feature = "isolation", target_os = "linux"))]
+async fn remove_group(group: std::path::PathBuf) -> Result<()> {
+    super::runtime::blocking(move || super::isolation::cgroup::remove(&group)).await
+}
+
+#[cfg(not(all(feature = "isolation", target_os = "linux")))]
+async fn remove_group(_: std::path::PathBuf) -> Result<()> {
+    Err(Error::unsupported(
+        "the box has a cgroup, which the feature `isolation` of `runtime-core` removes",
+    ))
+}
+
 /// The embedded runtime as a [`Provider`].
 #[derive(Debug, Clone, Copy, Default)]
 pub struct SubprocessProvider;
@@ -319,7 +377,11 @@ impl Provider for SubprocessProvider {
             let missing = || Error::invalid_argument("context", format!("the lease does not say the box's `{name}`"));
             orphan.context.get(name).ok_or_else(missing)
         };
-        delete_directory(&orphan.name, Path::new(fact(DIR)?), fact(CLAIM)?, OwnerIs::Dead).await
+        delete_directory(&orphan.name, Path::new(fact(DIR)?), fact(CLAIM)?, OwnerIs::Dead).await?;
+        match orphan.context.get(CGROUP) {
+            Some(group) => remove_group(group.into()).await,
+            None => Ok(()),
+        }
     }
 }
 
@@ -340,6 +402,8 @@ mod tests {
             ("root", json!("/srv/root")),
             ("expose_paths", json!(["/opt"])),
             ("writable_paths", json!(["/opt"])),
+            ("setup_network", json!("host")),
+            ("cpu", json!(1.5)),
             ("memory", json!(1.0)),
             ("cpu_seconds", json!(1)),
             ("pids_limit", json!(10)),
@@ -373,6 +437,9 @@ mod tests {
             (json!({"writable_paths": ["/"]}), "writable_paths[0]"),
             (json!({"memory": 0.0}), "memory"),
             (json!({"file_size": -1.0}), "file_size"),
+            (json!({"cpu": 0.0}), "cpu"),
+            (json!({"cpu": 0.001}), "cpu"),
+            (json!({"setup_network": "bridge"}), "setup_network"),
             (json!({"cpu_seconds": 0}), "cpu_seconds"),
             (json!({"pids_limit": 0}), "pids_limit"),
             (json!({"allow": ["::1"]}), "allow[0]"),

@@ -18,9 +18,10 @@ pub mod isolation;
 mod marker;
 mod process;
 mod runtime;
+mod signals;
 mod spawn;
 
-pub use config::{Isolation, SubprocessConfig, SubprocessProvider};
+pub use config::{Isolation, SetupNetwork, SubprocessConfig, SubprocessProvider};
 #[cfg(all(test, target_os = "linux"))]
 pub(crate) use runtime::MARKER;
 pub use runtime::SubprocessRuntime;

@@ -285,7 +285,7 @@ impl Runtime for SubprocessRuntime {
 }
 
 /// Runs blocking file work on a thread for it.
-async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
+pub(crate) async fn blocking<T: Send + 'static>(work: impl FnOnce() -> Result<T> + Send + 'static) -> Result<T> {
     match spawn_blocking(work).await {
         Ok(result) => result,
         Err(error) => Err(Error::new(ErrorKind::Other, "a file operation's thread failed").with_source(error)),

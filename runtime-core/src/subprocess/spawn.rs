@@ -85,6 +85,7 @@ pub(crate) fn launch(groups: &Arc<Groups>, exec: Exec, stdio: Stdio, dir: &Path)
             command.stdout(copy()?).stderr(copy()?);
         }
     }
+    super::signals::set_to_default(&mut command);
     let mut attempt = 0;
     let mut child = loop {
         match command.spawn() {

@@ -95,6 +95,7 @@ fn requests() -> Vec<Request> {
         Request::Stats {},
         Request::Watch {},
         Request::Resolver { reachable: true },
+        Request::HostNetwork { open: true },
         Request::Ping {},
         Request::Shutdown {},
         Request::Data { bytes: vec![1; 1000] },
@@ -160,6 +161,7 @@ fn events() -> Vec<Event> {
         },
         Event::Appeared { interface: interface() },
         Event::Pong {},
+        Event::Emptied { ended: 3 },
         Event::Accepted {
             stream: 1 << 31,
             peer: "1.2.3.4:5".parse().unwrap(),

@@ -138,6 +138,12 @@ impl Target for Subprocess {
         Box::new(self.config.clone())
     }
 
+    fn restricted(&self, allow: &[&str]) -> Option<Box<dyn RuntimeConfig>> {
+        let mut config = self.config.clone();
+        config.allow = allow.iter().map(|&rule| rule.to_owned()).collect();
+        Some(Box::new(config))
+    }
+
     fn cache(&self) -> CacheDir {
         CacheDir::at(self.cache.path())
     }

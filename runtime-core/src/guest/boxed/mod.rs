@@ -175,6 +175,12 @@ impl GuestBox {
         self.exposures.url(&self.link, port).await
     }
 
+    /// Whether the box's programs are on this host's network at present, where the ports that they listen on are then.
+    #[cfg(feature = "isolation")]
+    pub(crate) fn set_outside(&self, outside: bool) {
+        self.exposures.set_outside(outside);
+    }
+
     /// Ends what this side holds of a box that is gone or about to be.
     pub fn close(&self) {
         self.exposures.close();

@@ -66,6 +66,17 @@ impl Keeper {
         self.0.wait().map_err(ended).map(drop)
     }
 
+    /// Lets the keeper start programs on this host's network for the guest, or not. It takes note before any request of
+    /// the guest's that is made after this returns.
+    pub(super) fn allow_host_network(&self, allow: bool) -> Result<()> {
+        use rustix::process::{Pid, Signal, kill_process};
+        let signal = if allow { Signal::USR2 } else { Signal::USR1 };
+        let pid = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw);
+        // It is not waited for before the box's end, so the number is its own.
+        let told = pid.map_or(Err(rustix::io::Errno::SRCH), |pid| kill_process(pid, signal));
+        told.map_err(|error| Error::io("telling the keeper of the box about the network", error.into()))
+    }
+
     /// What it said before it ended. Blocks until it has.
     fn last_words(mut self) -> String {
         let _ = self.0.kill();
@@ -178,19 +189,25 @@ fn start(program: &Path, dir: &Path, token: &Token) -> Result<(Keeper, StdStream
     }
 }
 
-/// Starts a guest that builds the box of this plan, whose directory is `dir`.
+/// Starts a guest that builds the box of this plan, whose directory is `dir`, in this cgroup.
 ///
 /// # Errors
 /// What the guest could not do, with the step that failed as its source.
 ///
 /// # Cancellation
 /// The box ends.
-pub(super) async fn launch(program: PathBuf, dir: &Path, plan: &Plan) -> Result<(Keeper, Link)> {
+pub(super) async fn launch(program: PathBuf, dir: &Path, plan: &Plan, group: Option<&Path>) -> Result<(Keeper, Link)> {
     let token = Token::generate()?;
     let bytes = encode(plan)?;
     let (keeper, socket) = {
-        let (dir, token) = (dir.to_path_buf(), token.clone());
-        blocking(move || start(&program, &dir, &token)).await?
+        let (dir, token, group) = (dir.to_path_buf(), token.clone(), group.map(Path::to_path_buf));
+        blocking(move || {
+            let started = start(&program, &dir, &token)?;
+            // It waits for its plan, so whatever it makes is in the group, too.
+            group.map_or(Ok(()), |group| super::cgroup::add(&group, started.0.0.id()))?;
+            Ok(started)
+        })
+        .await?
     };
     let connected = async {
         let fail = |error: io::Error| Error::io("talking to the guest", error);

@@ -4,12 +4,15 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::time::Duration;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::{Map, Value};
 
+use super::cgroup::{self, Limits, NoCgroup, Place};
 use super::launch::{self, Keeper, blocking, bytes};
 use super::{WORKDIR, box_user, copy, view};
 use crate::box_network::BoxNetwork;
@@ -22,12 +25,12 @@ use crate::files::{ByteStream, Content, DirEntry, Metadata, WriteOptions};
 use crate::guest::GuestBox;
 use crate::guest::frame::List;
 use crate::guest::plan::Plan;
-use crate::network::{Policy, Routes};
+use crate::network::{Policy, Routes, no_proxy_env};
 use crate::process::Process;
 use crate::runtime::{BoxSpec, Runtime};
-use crate::subprocess::SubprocessConfig;
-use crate::subprocess::config::{ISOLATED, TAG};
+use crate::subprocess::config::{CGROUP, ISOLATED, TAG};
 use crate::subprocess::runtime::{CLAIM, DIR, OwnerIs, PARENT, create_directory, delete_directory};
+use crate::subprocess::{SetupNetwork, SubprocessConfig};
 
 /// The host's variables that a box gets. `PATH` only with the host's files.
 const INHERITED: [&str; 4] = ["LANG", "LC_ALL", "LC_CTYPE", "TZ"];
@@ -35,6 +38,13 @@ const INHERITED: [&str; 4] = ["LANG", "LC_ALL", "LC_CTYPE", "TZ"];
 const MEMORY_FILES: u64 = 4_000_000_000;
 /// What a core's size limit must be so that the kernel neither writes one nor hands it to a program of the host.
 const NO_CORE: u64 = 1;
+
+/// How long the kernel has to end what setup left.
+const PATIENCE: Duration = Duration::from_secs(30);
+
+fn gigabytes(value: f64) -> u64 {
+    (value * 1e9) as u64
+}
 
 mod resource {
     pub(super) const CPU: u32 = 0;
@@ -70,7 +80,16 @@ pub struct IsolatedRuntime {
     guest: OnceLock<Arc<GuestBox>>,
     network: OnceLock<BoxNetwork>,
     layered: OnceLock<&'static str>,
+    /// Where the groups of boxes go, if the configuration limits what a group can.
+    place: OnceLock<Option<Result<Place, NoCgroup>>>,
+    /// Programs start on the host's network at present.
+    outside: AtomicBool,
+    /// How many processes the last cut ended; `u32::MAX` before the first.
+    ended: AtomicU32,
 }
+
+/// No cut yet.
+const NO_CUT: u32 = u32::MAX;
 
 impl IsolatedRuntime {
     /// The handle on a box that does not exist yet.
@@ -88,6 +107,9 @@ impl IsolatedRuntime {
             guest: OnceLock::new(),
             network: OnceLock::new(),
             layered: OnceLock::new(),
+            place: OnceLock::new(),
+            outside: AtomicBool::new(false),
+            ended: AtomicU32::new(NO_CUT),
         })
     }
 
@@ -98,7 +120,10 @@ impl IsolatedRuntime {
 
     /// What a program gets besides the caller's variables: the way to the proxy.
     fn with_network(&self, mut exec: Exec, background: bool) -> Result<Exec> {
-        let variables = self.network()?.environment(&exec.env, background);
+        let variables = match self.outside.load(Ordering::Acquire) {
+            true => no_proxy_env(&self.base_environment(), &exec.env),
+            false => self.network()?.environment(&exec.env, background),
+        };
         exec.env = exec.env.layered(&variables);
         Ok(exec)
     }
@@ -107,6 +132,88 @@ impl IsolatedRuntime {
         self.guest
             .get()
             .ok_or_else(|| Error::new(ErrorKind::Phase, "the box does not exist yet"))
+    }
+
+    /// What a group limits for all processes of the box together.
+    fn group_limits(&self) -> Limits {
+        Limits {
+            cpu: self.config.cpu,
+            memory: self.config.memory.map(gigabytes),
+            pids: self.config.pids_limit,
+        }
+    }
+
+    /// Where the groups of boxes go, if there is anything for a group to limit.
+    fn place(&self) -> Option<&Result<Place, NoCgroup>> {
+        let limits = self.group_limits();
+        let find = || (!limits.is_empty()).then(|| Place::find(&limits));
+        self.place.get_or_init(find).as_ref()
+    }
+
+    /// The group of this box.
+    fn group(&self) -> Option<PathBuf> {
+        let place = self.place()?.as_ref().ok()?;
+        Some(place.group(&self.spec.name, &self.claim))
+    }
+
+    /// Makes the group, if there is to be one.
+    fn make_group(&self) -> Result<Option<PathBuf>> {
+        match self.place() {
+            None => Ok(None),
+            Some(Err(missing)) => {
+                tracing::info!(%missing, "the box's limits hold for each process");
+                Ok(None)
+            }
+            Some(Ok(place)) => {
+                let group = place.group(&self.spec.name, &self.claim);
+                place.create(&group, &self.group_limits())?;
+                Ok(Some(group))
+            }
+        }
+    }
+
+    fn allow_host_network(&self, allow: bool) -> Result<()> {
+        match &*lock(&self.state) {
+            State::Ours(Some(keeper)) => keeper.allow_host_network(allow),
+            _ => Err(Error::new(ErrorKind::SandboxGone, "the sandbox was deleted")),
+        }
+    }
+
+    /// Has programs start on the host's network, where setup has that.
+    async fn go_outside(&self) -> Result<()> {
+        if self.config.setup_network != SetupNetwork::Host {
+            return Ok(());
+        }
+        let guest = self.guest()?;
+        self.allow_host_network(true)?;
+        guest.link.enter_host_network().await?;
+        guest.set_outside(true);
+        self.outside.store(true, Ordering::Release);
+        Ok(())
+    }
+
+    /// Ends every process that has the host's network, and has programs start in the box's.
+    async fn come_back(&self) -> Result<()> {
+        if self.config.setup_network != SetupNetwork::Host {
+            return Ok(());
+        }
+        let guest = self.guest()?;
+        self.outside.store(false, Ordering::Release);
+        guest.set_outside(false);
+        self.allow_host_network(false)?;
+        let left = tokio::time::timeout(PATIENCE, guest.link.leave_host_network()).await;
+        let ended = left.map_err(|_| {
+            let message = format!("processes of setup with the host's network have not ended within {PATIENCE:?}");
+            Error::new(ErrorKind::NetworkPolicy, message)
+        })??;
+        // A cut that is repeated ends nobody.
+        if ended > 0 || self.ended.load(Ordering::Relaxed) == NO_CUT {
+            self.ended.store(ended, Ordering::Relaxed);
+        }
+        if ended > 0 {
+            tracing::info!(ended, "the processes of setup had the host's network, and were ended");
+        }
+        Ok(())
     }
 
     /// Makes the directory of the box, and in it those for what the box changes.
@@ -157,14 +264,23 @@ impl IsolatedRuntime {
             Some(_) => Vec::new(),
         };
         let is_layered = root.is_some();
-        let gigabytes = |value: f64| (value * 1e9) as u64;
+        let group = self.group();
+        // What the group does is not done twice: an address space is more than the memory in it.
+        let each = |value: Option<u64>| value.filter(|_| group.is_none());
         let limits = [
             (resource::CORE, Some(NO_CORE)),
             (resource::CPU, self.config.cpu_seconds),
             (resource::FILE_SIZE, self.config.file_size.map(gigabytes)),
-            (resource::PROCESSES, self.config.pids_limit),
-            (resource::ADDRESS_SPACE, self.config.memory.map(gigabytes)),
+            (resource::PROCESSES, each(self.config.pids_limit)),
+            (resource::ADDRESS_SPACE, each(self.config.memory.map(gigabytes))),
         ];
+        let mut shown = view::shown(&self.config)?;
+        let host_network = self.config.setup_network == SetupNetwork::Host;
+        if let Some(servers) = host_network.then(|| view::name_servers(root.as_deref())).flatten()
+            && !shown.iter().any(|known| known.path == servers.path)
+        {
+            shown.push(servers);
+        }
         Ok(Plan {
             probe: false,
             stage: bytes(&self.dir),
@@ -174,7 +290,7 @@ impl IsolatedRuntime {
             work: Some(bytes(&self.dir.join("work"))),
             workdir: WORKDIR.as_bytes().to_vec(),
             hidden: List(hidden.iter().map(|path| bytes(path)).collect()),
-            shown: List(view::shown(&self.config)?),
+            shown: List(shown),
             user: box_user(),
             limits: List(
                 limits
@@ -183,15 +299,17 @@ impl IsolatedRuntime {
                     .collect(),
             ),
             memory_files: self.config.memory.map_or(MEMORY_FILES, gigabytes),
+            oom_events: group.map(|group| bytes(&cgroup::events(&group))),
+            host_network,
             hostname: self.spec.name.clone().into_bytes(),
         })
     }
 
     /// Starts the guest, over a copy of the root where the kernel gives it no layer.
-    async fn launch(&self, mut plan: Plan) -> Result<(Keeper, crate::guest::Link)> {
+    async fn launch(&self, mut plan: Plan, group: Option<&Path>) -> Result<(Keeper, crate::guest::Link)> {
         let cache = self.spec.cache.clone();
         let program = blocking(move || launch::keep_program(&cache)).await?;
-        let layered = launch::launch(program.clone(), &self.dir, &plan).await;
+        let layered = launch::launch(program.clone(), &self.dir, &plan, group).await;
         let error = match (layered, &plan.root) {
             (Err(error), Some(_)) if launch::is_about_the_layer(&error) => error,
             (launched, root) => {
@@ -215,7 +333,7 @@ impl IsolatedRuntime {
         })
         .await?;
         let _ = self.layered.set("copy");
-        launch::launch(program, &self.dir, &plan).await
+        launch::launch(program, &self.dir, &plan, group).await
     }
 
     /// The variables under the caller's.
@@ -255,20 +373,43 @@ impl Runtime for IsolatedRuntime {
         if let Some(way) = self.layered.get() {
             details.insert("root_by".to_owned(), Value::from(*way));
         }
+        if let Some(place) = self.place() {
+            let way = if place.is_ok() { "cgroup" } else { "rlimits" };
+            details.insert("limits_by".to_owned(), Value::from(way));
+        }
+        if self.config.setup_network == SetupNetwork::Host {
+            details.insert("setup_network".to_owned(), Value::from("host"));
+            let ended = self.ended.load(Ordering::Relaxed);
+            if ended != NO_CUT {
+                details.insert("ended_at_cut".to_owned(), Value::from(ended));
+            }
+        }
         details
     }
 
     fn lease_context(&self) -> BTreeMap<String, String> {
-        BTreeMap::from([
+        let mut context = BTreeMap::from([
             (DIR.to_owned(), self.dir.to_string_lossy().into_owned()),
             (CLAIM.to_owned(), self.claim.clone()),
-        ])
+        ]);
+        if let Some(group) = self.group() {
+            context.insert(CGROUP.to_owned(), group.to_string_lossy().into_owned());
+        }
+        context
     }
 
     async fn create(&self) -> Result<()> {
         let plan = self.plan()?;
+        if let Some(Err(missing)) = self.place()
+            && self.config.cpu.is_some()
+        {
+            let message = format!("a box cannot be held to a number of cores here: {missing}");
+            let error = Error::unsupported(message).with_field("cpu");
+            return Err(error.with_source(missing.clone()));
+        }
         blocking(self.prepare()).await?;
-        let (keeper, link) = self.launch(plan).await?;
+        let group = self.make_group()?;
+        let (keeper, link) = self.launch(plan, group.as_deref()).await?;
         match &mut *lock(&self.state) {
             State::Ours(place) => *place = Some(keeper),
             // Deleted meanwhile; the keeper ends the box as it is dropped.
@@ -286,7 +427,7 @@ impl Runtime for IsolatedRuntime {
             .await?;
         let _ = self.network.set(network);
         let _ = self.guest.set(Arc::new(guest));
-        Ok(())
+        self.go_outside().await
     }
 
     async fn delete(&self) -> Result<()> {
@@ -316,6 +457,9 @@ impl Runtime for IsolatedRuntime {
             return Ok(());
         }
         // With the keeper, every process of the box is gone.
+        if let Some(group) = self.group() {
+            blocking(move || cgroup::remove(&group)).await?;
+        }
         delete_directory(&name, &dir, &claim, OwnerIs::Alive { started: false }).await?;
         *lock(&self.state) = State::Gone;
         Ok(())
@@ -390,7 +534,13 @@ impl Runtime for IsolatedRuntime {
     }
 
     async fn host_url(&self, url: &str) -> Result<String> {
-        self.network()?.host_url(url).await
+        let told = self.network()?.host_url(url).await?;
+        if self.outside.load(Ordering::Acquire) && told != url {
+            // Setup reaches it as it is, and the execution phase by a relay elsewhere: no one URL holds for both.
+            let message = format!("in the box's own network it is {told}: ask for it after the cut");
+            return Err(Error::unsupported(message).with_field("url"));
+        }
+        Ok(told)
     }
 
     fn egress_log(&self) -> Option<crate::egress::EgressLog> {
@@ -398,11 +548,11 @@ impl Runtime for IsolatedRuntime {
     }
 
     async fn open_network(&self) -> Result<()> {
-        // There is none to give back: setup has the proxy, as every other phase.
-        self.network()?.open(async { Ok(()) }).await
+        // As a rule there is none to give back: setup has the proxy, as every other phase.
+        self.network()?.open(self.go_outside()).await
     }
 
     async fn restrict_network(&self, policy: &Policy, routes: &Routes) -> Result<()> {
-        self.network()?.close(policy, routes, async { Ok(()) }).await
+        self.network()?.close(policy, routes, self.come_back()).await
     }
 }

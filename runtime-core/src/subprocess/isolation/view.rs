@@ -131,6 +131,29 @@ pub(super) fn home() -> Option<PathBuf> {
     })
 }
 
+/// The host's list of name servers, for a box whose setup has the host's network: in a root that has one of its own that
+/// is no ordinary file, that is left alone.
+pub(super) fn name_servers(root: Option<&Path>) -> Option<Shown> {
+    const PLACE: &str = "/etc/resolv.conf";
+    let source = fs::canonicalize(PLACE).ok()?;
+    let at = match root {
+        // A link of the host's leads to where the box has something of its own, as a rule.
+        None if source == Path::new(PLACE) => return None,
+        None => source.clone(),
+        Some(root) => {
+            let known = fs::symlink_metadata(root.join("etc")).is_ok_and(|etc| etc.is_dir());
+            let own = fs::symlink_metadata(root.join("etc/resolv.conf"));
+            let fits = own.map_or(true, |own| own.is_file());
+            (known && fits).then(|| PathBuf::from(PLACE))?
+        }
+    };
+    Some(Shown {
+        path: at.as_os_str().as_bytes().to_vec(),
+        source: source.as_os_str().as_bytes().to_vec(),
+        writable: false,
+    })
+}
+
 /// What the configuration opens.
 ///
 /// # Errors
