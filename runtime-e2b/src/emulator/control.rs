@@ -10,7 +10,9 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::boxes::{EmulatedBox, Order};
+use super::gateway::{CurrentRules, Outside};
 use super::place::Place;
+use super::rules::Rules;
 use super::server::{Answer, Whole, decode, empty, failure, json as answer, parse_query, query, read};
 use super::state::State;
 
@@ -118,7 +120,10 @@ async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
         );
     };
     let id = format!("i{}", random_hex(20));
-    let place = match Place::new(id.clone(), state.dir().join(&id), state.isolated).await {
+    let rules = CurrentRules::new(Rules::of(body.network.as_ref(), body.allow_internet_access).into());
+    let outside = Outside::here(state.names.clone());
+    let place = Place::new(id.clone(), state.dir().join(&id), &state.isolation, outside, rules.clone());
+    let place = match place.await {
         Ok(place) => place,
         Err(error) => {
             return failure(
@@ -135,6 +140,7 @@ async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
         auto_pause: body.auto_pause,
         allow_internet_access: body.allow_internet_access,
         network: body.network,
+        rules,
     };
     let made = EmulatedBox::new(state, id, place, order);
     state.add(made.clone());

@@ -34,10 +34,14 @@ mod envd;
 mod fault;
 mod files;
 mod filesystem;
+mod gateway;
 mod home;
+mod init;
+mod interface;
 mod place;
 mod process;
 mod proxy;
+mod rules;
 mod server;
 mod signature;
 mod state;
@@ -55,6 +59,7 @@ use tokio::sync::oneshot;
 use crate::api_key::ApiKey;
 use crate::config::E2bConfig;
 pub use fault::{Action, Fault};
+pub use place::Isolation;
 use server::Half;
 use state::State;
 pub use state::{BoxInfo, BuildInfo};
@@ -156,8 +161,7 @@ impl Emulator {
             api_key: Some(ApiKey::new(self.api_key())),
             api_url: Some(self.api_url()),
             sandbox_url: Some(self.sandbox_url()),
-            // Boxes have no network of their own.
-            port_url: Some("http://127.0.0.1:{port}".to_owned()),
+            port_url: Some(self.port_url()),
             creates_per_sec: None,
             ..E2bConfig::default()
         }
@@ -165,7 +169,19 @@ impl Emulator {
 
     /// Whether each box has files of its own.
     pub fn is_isolated(&self) -> bool {
-        self.state.isolated
+        self.state.isolation.files
+    }
+
+    /// What each box has of its own. What it has not, it shares with this machine; without a network of its own its
+    /// network policy is checked and recorded, and not enforced.
+    pub fn isolation(&self) -> &Isolation {
+        &self.state.isolation
+    }
+
+    /// Lets a name that a box's policy allows have this address from now on, whatever this machine's resolver says.
+    pub fn set_address(&self, name: &str, address: std::net::Ipv4Addr) {
+        let mut names = self.state.names.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        names.insert(name.to_ascii_lowercase(), address);
     }
 
     /// Misbehaves from now on, as often as the fault says.

@@ -21,6 +21,7 @@ use super::envd::{
     Box, Codec, RpcFailure, User, Users, end_frame, failed_stream, framed, keepalive, message, resolve, unary,
     unimplemented,
 };
+use super::place::Place;
 use super::server::{Answer, Piece, channel, failure, full};
 use crate::process::signal_name;
 use crate::wire::envelope::{self, Decoder};
@@ -55,7 +56,10 @@ pub(super) struct Processes(
 
 #[derive(Debug)]
 struct Process {
+    /// As the box knows it.
     pid: u32,
+    /// As this machine does.
+    outside: u32,
     config: ProcessConfig,
     tag: Option<String>,
     stdin: tokio::sync::Mutex<Option<ChildStdin>>,
@@ -96,10 +100,17 @@ impl Processes {
         }
     }
 
-    /// The box dies: nobody learns any more how its processes end.
+    /// The box dies: nobody learns any more how its processes end, and nobody waits for what they still print.
     pub(super) fn close(&self) {
         self.1.store(true, Ordering::SeqCst);
         self.cut();
+        for process in lock(&self.0).values() {
+            process.signalled.notify_one();
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.1.load(Ordering::SeqCst)
     }
 
     /// Cuts every stream.
@@ -130,7 +141,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<(), RpcFailure> {
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pid = i32::try_from(self.outside).ok().and_then(Pid::from_raw);
         let sent = pid.map(|pid| kill_process(pid, signal));
         self.signalled.notify_one();
         match sent {
@@ -140,7 +151,13 @@ impl Process {
     }
 }
 
-pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Request<Incoming>) -> Answer {
+pub(super) async fn handle(
+    found: &Box,
+    place: &Place,
+    users: &Users,
+    method: &str,
+    request: Request<Incoming>,
+) -> Answer {
     let Some((codec, streaming)) = Codec::of(request.headers()) else {
         return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unknown content type");
     };
@@ -148,7 +165,7 @@ pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Re
         return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong content type for this method");
     }
     match method {
-        "Start" => start(found, users, codec, request).await,
+        "Start" => start(found, place, users, codec, request).await,
         "Connect" => connect(found, codec, request).await,
         "StreamInput" => stream_input(found, codec, request).await,
         "List" => unary(codec, message::<Empty>(codec, request).await.map(|_| list(found))),
@@ -220,12 +237,12 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, RpcFailure> {
     }
 }
 
-async fn start(found: &Box, users: &Users, codec: Codec, request: Request<Incoming>) -> Answer {
+async fn start(found: &Box, place: &Place, users: &Users, codec: Codec, request: Request<Incoming>) -> Answer {
     let prepared = async {
         let user = users.of_call(request.headers())?;
         let (ping, limit) = (keepalive(request.headers()), deadline(request.headers())?);
         let message: StartRequest = framed(codec, request).await?;
-        let (process, child) = spawn(found, &user, message)?;
+        let (process, child) = spawn(found, place, &user, message)?;
         Ok((process, child, ping, limit))
     };
     let (process, child, ping, limit) = match prepared.await {
@@ -316,7 +333,7 @@ fn subscribe(process: &Arc<Process>, codec: Codec, ping: Duration, limit: Option
 }
 
 /// The search path of envd's own service.
-const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(super) const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The path of a program that can be started without a shell: an executable file that is no script, whose format might
 /// need one.
@@ -337,7 +354,7 @@ fn executable(program: &str, path: &str, cwd: &str) -> Option<std::path::PathBuf
     }
 }
 
-fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process>, Child), RpcFailure> {
+fn spawn(found: &Box, place: &Place, user: &User, message: StartRequest) -> Result<(Arc<Process>, Child), RpcFailure> {
     let Some(config) = message.process else {
         return Err(RpcFailure::new(Code::InvalidArgument, "no process is given"));
     };
@@ -390,8 +407,10 @@ fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process
     let mut child = command
         .spawn()
         .map_err(|error| RpcFailure::new(Code::InvalidArgument, format!("error starting process: {error}")))?;
+    let outside = child.id().unwrap_or_default();
     let process = Arc::new(Process {
-        pid: child.id().unwrap_or_default(),
+        pid: place.id_inside(outside).unwrap_or(outside),
+        outside,
         config,
         tag: message.tag,
         stdin: tokio::sync::Mutex::new(child.stdin.take()),
@@ -407,6 +426,9 @@ fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process
 
 /// Publishes what a process prints until both pipes end; or, once it was signalled, until it has exited.
 async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
+    if found.processes.is_closed() {
+        process.signalled.notify_one();
+    }
     let stdout = publish(&process, child.stdout.take(), Output::Stdout);
     let stderr = publish(&process, child.stderr.take(), Output::Stderr);
     // The process stays a zombie while its pipes are read, as it does with the real one.
@@ -432,7 +454,7 @@ async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
         std::mem::take(&mut *lock(&process.subscribers))
     };
     lock(&found.processes.2).push_back(process.clone());
-    if found.processes.1.load(Ordering::SeqCst) {
+    if found.processes.is_closed() {
         return;
     }
     for subscriber in subscribers {
