@@ -136,7 +136,10 @@ fn a_policy_decides_what_programs_reach_and_may_be_changed_both_ways() {
         for port in PORTS {
             assert!(reaches(&sandbox, GOOD, port).await, "open at first");
         }
-        assert!(!reaches(&sandbox, PRIVATE, 7777).await, "private networks are always denied");
+        assert!(
+            !reaches(&sandbox, PRIVATE, 7777).await,
+            "private networks are always denied"
+        );
         assert!(
             bash(&sandbox, "exec 3<>/dev/tcp/127.0.0.1/7777").await.is_empty(),
             "loopback is its own"
@@ -174,7 +177,10 @@ fn a_name_is_judged_by_what_the_program_says_and_dialled_by_its_own_address() {
         set_policy(&provider, &sandbox, body).await;
         let ask = |host: &str| format!("GET / HTTP/1.1\\r\\nHost: {host}");
         // The address that the program has used does not matter.
-        assert_eq!(says(&sandbox, OTHER, 80, &ask("good.example")).await, format!("{GOOD}:80"));
+        assert_eq!(
+            says(&sandbox, OTHER, 80, &ask("good.example")).await,
+            format!("{GOOD}:80")
+        );
         for host in ["elsewhere.test", "inward.example", "example"] {
             assert_eq!(says(&sandbox, GOOD, 80, &ask(host)).await, "", "{host}");
         }
@@ -223,7 +229,10 @@ fn runs(word: &str) -> bool {
     std::fs::read_dir("/proc")
         .expect("Linux")
         .filter_map(|entry| std::fs::read(entry.ok()?.path().join("cmdline")).ok())
-        .any(|line| line.split(|byte| *byte == 0).any(|argument| argument == word.as_bytes()))
+        .any(|line| {
+            line.split(|byte| *byte == 0)
+                .any(|argument| argument == word.as_bytes())
+        })
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -246,7 +255,11 @@ async fn a_box_sees_its_own_processes_and_takes_all_of_them_with_it() {
     let seen = "for dir in /proc/[0-9]*; do tr '\\0' ' ' <$dir/cmdline; echo; done";
     let inside = bash(&one, seen).await;
     assert!((1..=3).all(|index| inside.contains(&word(index)) && runs(&word(index))));
-    assert!(bash(&one, &format!("tr '\\0' ' ' </proc/{pid}/cmdline")).await.contains(&word(3)));
+    assert!(
+        bash(&one, &format!("tr '\\0' ' ' </proc/{pid}/cmdline"))
+            .await
+            .contains(&word(3))
+    );
     assert!(!bash(&other, seen).await.contains(&word(1)));
     assert!(!inside.contains("isolation"), "the test itself is not seen: {inside}");
     // Not even all that can be killed ends the box.

@@ -77,8 +77,7 @@ pub(super) async fn handle(state: &Arc<State>, request: Request<Incoming>) -> An
         && let Some(method) = plain.strip_prefix("/process.Process/")
     {
         let (method, here) = (method.to_owned(), place.clone());
-        let handled =
-            place.run_process(async move { process::handle(&found, &here, &users, &method, request).await });
+        let handled = place.run_process(async move { process::handle(&found, &here, &users, &method, request).await });
         return handled.await.unwrap_or_else(|| gone(&id));
     }
     let handled = place.run(async move {

@@ -111,11 +111,7 @@ impl Gateway {
     }
 
     /// Where a connection to `wanted` goes, if anywhere, and what was read from it to find out.
-    async fn judge(
-        &self,
-        wanted: SocketAddrV4,
-        stream: &mut TcpStream,
-    ) -> io::Result<(Vec<u8>, Option<SocketAddrV4>)> {
+    async fn judge(&self, wanted: SocketAddrV4, stream: &mut TcpStream) -> io::Result<(Vec<u8>, Option<SocketAddrV4>)> {
         let rules = self.rules();
         let mut head = Vec::new();
         if is_always_denied(*wanted.ip()) {
@@ -138,7 +134,13 @@ impl Gateway {
     }
 
     async fn resolve(&self, name: &str, port: u16) -> Option<Ipv4Addr> {
-        let own = self.outside.names.read().unwrap_or_else(PoisonError::into_inner).get(name).copied();
+        let own = self
+            .outside
+            .names
+            .read()
+            .unwrap_or_else(PoisonError::into_inner)
+            .get(name)
+            .copied();
         if own.is_some() {
             return own;
         }
@@ -257,7 +259,8 @@ fn host(head: &[u8]) -> Option<String> {
     let head = String::from_utf8_lossy(head);
     let line = head.lines().skip(1).find_map(|line| {
         let (name, value) = line.split_once(':')?;
-        name.eq_ignore_ascii_case("host").then(|| value.trim().to_ascii_lowercase())
+        name.eq_ignore_ascii_case("host")
+            .then(|| value.trim().to_ascii_lowercase())
     })?;
     let host = line.rsplit_once(':').map_or(line.as_str(), |(host, _)| host);
     Some(host.trim_end_matches('.').to_owned())
@@ -269,8 +272,14 @@ mod tests {
 
     #[test]
     fn the_host_of_a_request_is_a_name() {
-        assert_eq!(host(b"GET / HTTP/1.1\r\nA: b\r\nhOST: Name.Example.:80"), Some("name.example".into()));
-        assert_eq!(host(b"GET / HTTP/1.1\r\nHost: name.example"), Some("name.example".into()));
+        assert_eq!(
+            host(b"GET / HTTP/1.1\r\nA: b\r\nhOST: Name.Example.:80"),
+            Some("name.example".into())
+        );
+        assert_eq!(
+            host(b"GET / HTTP/1.1\r\nHost: name.example"),
+            Some("name.example".into())
+        );
         assert_eq!(host(b"GET / HTTP/1.1\r\nX: host"), None);
         assert_eq!(host(b"Host: in.the.first.line"), None);
     }

@@ -44,7 +44,10 @@ impl Init {
                 let _ = stderr.read_to_string(&mut why);
             }
             let _ = child.wait();
-            return Err(io::Error::other(format!("process 1 of a box does not start: {}", why.trim())));
+            return Err(io::Error::other(format!(
+                "process 1 of a box does not start: {}",
+                why.trim()
+            )));
         };
         Ok(Self {
             child: Mutex::new(Some((child, stdin))),

@@ -72,7 +72,10 @@ fn redirect(port: u16) -> io::Result<()> {
         .map_err(|error| io::Error::new(error.kind(), format!("nft: {error}")))?;
     match output.status.success() {
         true => Ok(()),
-        false => Err(other(format_args!("nft: {}", String::from_utf8_lossy(&output.stderr).trim()))),
+        false => Err(other(format_args!(
+            "nft: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        ))),
     }
 }
 

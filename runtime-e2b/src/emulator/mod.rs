@@ -1,8 +1,9 @@
 //! An emulator of E2B on loopback: a control plane, and an envd that runs real processes on this machine.
 //!
 //! The two halves are separate: each has a listener and a base URL of its own, so that either can be tried against the
-//! vendor's other. As root, every box has a mount namespace whose root is an overlay over this machine's, so that what
-//! a box writes is its own; otherwise boxes share this machine's files, and [`Emulator::is_isolated`] says so.
+//! vendor's other. As root, every box has namespaces: a root that is an overlay over this machine's, so that what a box
+//! writes is its own; processes that end with it; and a network on whose one way out the policy is enforced. What a
+//! machine does not permit, boxes share with it, and [`Emulator::isolation`] says so.
 //!
 //! ```
 //! use runtime_core::Sandbox;
@@ -46,6 +47,7 @@ mod server;
 mod signature;
 mod state;
 mod templates;
+mod terminal;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -180,7 +182,11 @@ impl Emulator {
 
     /// Lets a name that a box's policy allows have this address from now on, whatever this machine's resolver says.
     pub fn set_address(&self, name: &str, address: std::net::Ipv4Addr) {
-        let mut names = self.state.names.write().unwrap_or_else(std::sync::PoisonError::into_inner);
+        let mut names = self
+            .state
+            .names
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
         names.insert(name.to_ascii_lowercase(), address);
     }
 

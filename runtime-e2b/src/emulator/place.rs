@@ -127,7 +127,9 @@ pub(super) fn probe(dir: &Path) -> Isolation {
                 Ok::<_, io::Error>(())
             })
         });
-        let tried = tried.join().unwrap_or_else(|_| Err(io::Error::other("the attempt failed")));
+        let tried = tried
+            .join()
+            .unwrap_or_else(|_| Err(io::Error::other("the attempt failed")));
         tried
             .inspect_err(|error| found.missing.push(format!("no {name} of their own: {error}")))
             .is_ok()

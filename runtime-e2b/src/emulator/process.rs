@@ -12,9 +12,10 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use pty_process::OwnedReadPty;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, Command};
 use tokio::sync::{Notify, mpsc};
 
 use super::envd::{
@@ -23,17 +24,21 @@ use super::envd::{
 };
 use super::place::Place;
 use super::server::{Answer, Piece, channel, failure, full};
+use super::terminal::{self, Feed};
 use crate::process::signal_name;
 use crate::wire::envelope::{self, Decoder};
 use crate::wire::process::{
     DataEvent, Empty, EndEvent, Event, Input, KeepAlive, ListResponse, Output, ProcessConfig, ProcessInfo,
     ProcessRequest, ProcessSelector, Selector, SendInputRequest, SendSignalRequest, SignalKind, StartEvent,
-    StartRequest, StartResponse, StreamInputEvent, StreamInputRequest,
+    StartRequest, StartResponse, StreamInputEvent, StreamInputRequest, UpdateRequest,
 };
 use crate::wire::rpc::Code;
 
 /// One read of a pipe.
 const READ: usize = 32 << 10;
+
+/// One read of a terminal.
+const READ_TERMINAL: usize = 16 << 10;
 
 /// How long the end of a process is remembered.
 const RETENTION: Duration = Duration::from_secs(30);
@@ -62,7 +67,7 @@ struct Process {
     outside: u32,
     config: ProcessConfig,
     tag: Option<String>,
-    stdin: tokio::sync::Mutex<Option<ChildStdin>>,
+    stdin: tokio::sync::Mutex<Option<Feed>>,
     has_stdin: bool,
     subscribers: Mutex<Vec<mpsc::Sender<Event>>>,
     ended: Mutex<Option<(EndEvent, Instant)>>,
@@ -176,12 +181,27 @@ pub(super) async fn handle(
             };
             unary(codec, sent)
         }
+        "Update" => {
+            let updated = match message::<UpdateRequest>(codec, request).await {
+                Ok(message) => resize(found, message).await,
+                Err(failure) => Err(failure),
+            };
+            unary(codec, updated)
+        }
         "CloseStdin" => {
             let closed = match message::<ProcessRequest>(codec, request).await {
                 Ok(message) => match found.processes.find(message.process.as_ref()) {
                     Ok(process) => {
-                        *process.stdin.lock().await = None;
-                        Ok(Empty {})
+                        let mut stdin = process.stdin.lock().await;
+                        if stdin.as_ref().is_some_and(Feed::is_terminal) {
+                            Err(RpcFailure::new(
+                                Code::Unknown,
+                                "a terminal is closed by its end-of-transmission byte",
+                            ))
+                        } else {
+                            *stdin = None;
+                            Ok(Empty {})
+                        }
                     }
                     Err(failure) => Err(failure),
                 },
@@ -242,15 +262,15 @@ async fn start(found: &Box, place: &Place, users: &Users, codec: Codec, request:
         let user = users.of_call(request.headers())?;
         let (ping, limit) = (keepalive(request.headers()), deadline(request.headers())?);
         let message: StartRequest = framed(codec, request).await?;
-        let (process, child) = spawn(found, place, &user, message)?;
-        Ok((process, child, ping, limit))
+        let (process, running) = spawn(found, place, &user, message)?;
+        Ok((process, running, ping, limit))
     };
-    let (process, child, ping, limit) = match prepared.await {
+    let (process, running, ping, limit) = match prepared.await {
         Ok(prepared) => prepared,
         Err(failure) => return failed_stream(codec, &failure),
     };
     let answer = subscribe(&process, codec, ping, limit);
-    tokio::spawn(supervise(found.clone(), process.clone(), child));
+    tokio::spawn(supervise(found.clone(), process.clone(), running));
     if let Some(limit) = limit {
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -354,13 +374,21 @@ fn executable(program: &str, path: &str, cwd: &str) -> Option<std::path::PathBuf
     }
 }
 
-fn spawn(found: &Box, place: &Place, user: &User, message: StartRequest) -> Result<(Arc<Process>, Child), RpcFailure> {
+/// A started program, and what it prints.
+struct Running {
+    child: Child,
+    terminal: Option<OwnedReadPty>,
+}
+
+fn spawn(
+    found: &Box,
+    place: &Place,
+    user: &User,
+    message: StartRequest,
+) -> Result<(Arc<Process>, Running), RpcFailure> {
     let Some(config) = message.process else {
         return Err(RpcFailure::new(Code::InvalidArgument, "no process is given"));
     };
-    if message.pty.is_some() {
-        return Err(RpcFailure::new(Code::Unimplemented, "terminals are not emulated"));
-    }
     let cwd = resolve(config.cwd.as_deref().unwrap_or_default(), user);
     if !std::path::Path::new(&cwd).is_dir() {
         return Err(RpcFailure::new(
@@ -397,23 +425,31 @@ fn spawn(found: &Box, place: &Place, user: &User, message: StartRequest) -> Resu
         .env(super::place::MARKER, &found.id)
         .env("E2B_TEMPLATE_ID", &found.template_id)
         .envs(&config.envs)
-        .current_dir(&cwd)
-        .stdin(if has_stdin { Stdio::piped() } else { Stdio::null() })
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .current_dir(&cwd);
     if rustix::process::geteuid().is_root() && user.uid != 0 {
         command.uid(user.uid).gid(user.gid);
     }
-    let mut child = command
-        .spawn()
-        .map_err(|error| RpcFailure::new(Code::InvalidArgument, format!("error starting process: {error}")))?;
+    let started = match message.pty {
+        Some(pty) => terminal::spawn(command, pty.size.unwrap_or_default())
+            .map(|(child, output, input)| (child, Some(output), Some(Feed::Terminal(input)))),
+        None => {
+            let stdin = if has_stdin { Stdio::piped() } else { Stdio::null() };
+            command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().map(|mut child| {
+                let stdin = child.stdin.take().map(Feed::Pipe);
+                (child, None, stdin)
+            })
+        }
+    };
+    let (child, terminal, stdin) =
+        started.map_err(|error| RpcFailure::new(Code::InvalidArgument, format!("error starting process: {error}")))?;
     let outside = child.id().unwrap_or_default();
     let process = Arc::new(Process {
         pid: place.id_inside(outside).unwrap_or(outside),
         outside,
         config,
         tag: message.tag,
-        stdin: tokio::sync::Mutex::new(child.stdin.take()),
+        stdin: tokio::sync::Mutex::new(stdin),
         has_stdin,
         subscribers: Mutex::default(),
         ended: Mutex::default(),
@@ -421,19 +457,21 @@ fn spawn(found: &Box, place: &Place, user: &User, message: StartRequest) -> Resu
     });
     found.processes.forget();
     lock(&found.processes.0).insert(process.pid, process.clone());
-    Ok((process, child))
+    Ok((process, Running { child, terminal }))
 }
 
 /// Publishes what a process prints until both pipes end; or, once it was signalled, until it has exited.
-async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
+async fn supervise(found: Box, process: Arc<Process>, running: Running) {
+    let Running { mut child, terminal } = running;
     if found.processes.is_closed() {
         process.signalled.notify_one();
     }
-    let stdout = publish(&process, child.stdout.take(), Output::Stdout);
-    let stderr = publish(&process, child.stderr.take(), Output::Stderr);
+    let stdout = publish(&process, child.stdout.take(), READ, Output::Stdout);
+    let stderr = publish(&process, child.stderr.take(), READ, Output::Stderr);
+    let terminal = publish(&process, terminal, READ_TERMINAL, Output::Pty);
     // The process stays a zombie while its pipes are read, as it does with the real one.
     let exited = {
-        let drained = async { tokio::join!(stdout, stderr) };
+        let drained = async { tokio::join!(stdout, stderr, terminal) };
         tokio::select! {
             _ = drained => None,
             exited = async {
@@ -464,11 +502,12 @@ async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
     drop(found);
 }
 
-async fn publish<R: AsyncRead + Unpin>(process: &Process, pipe: Option<R>, wrap: fn(Bytes) -> Output) {
+async fn publish<R: AsyncRead + Unpin>(process: &Process, pipe: Option<R>, size: usize, wrap: fn(Bytes) -> Output) {
     let Some(mut pipe) = pipe else { return };
     loop {
-        let mut chunk = BytesMut::with_capacity(READ);
+        let mut chunk = BytesMut::with_capacity(size);
         match pipe.read_buf(&mut chunk).await {
+            // A terminal that nobody has open any more says so by an error.
             Ok(0) | Err(_) => return,
             Ok(_) => {
                 let output = Some(wrap(chunk.freeze()));
@@ -502,7 +541,11 @@ fn end_event(status: ExitStatus) -> EndEvent {
     }
 }
 
-async fn write(process: &Process, bytes: &[u8]) -> Result<(), RpcFailure> {
+async fn write(process: &Process, input: Input) -> Result<(), RpcFailure> {
+    let (bytes, for_terminal) = match input {
+        Input::Stdin(bytes) => (bytes, false),
+        Input::Pty(bytes) => (bytes, true),
+    };
     let mut stdin = process.stdin.lock().await;
     let Some(stdin) = stdin.as_mut() else {
         let why = if process.has_stdin {
@@ -512,19 +555,32 @@ async fn write(process: &Process, bytes: &[u8]) -> Result<(), RpcFailure> {
         };
         return Err(RpcFailure::new(Code::Internal, why));
     };
-    let written: io::Result<()> = async {
-        stdin.write_all(bytes).await?;
-        stdin.flush().await
+    match (for_terminal, stdin.is_terminal()) {
+        (true, false) => return Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        (false, true) => return Err(RpcFailure::new(Code::Internal, "a terminal has no stdin")),
+        _ => {}
     }
-    .await;
+    let written = stdin.write(&bytes).await;
     written.map_err(|error| RpcFailure::new(Code::Internal, format!("error writing to stdin: {error}")))
+}
+
+async fn resize(found: &Box, message: UpdateRequest) -> Result<Empty, RpcFailure> {
+    let process = found.processes.find(message.process.as_ref())?;
+    let stdin = process.stdin.lock().await;
+    let Some((terminal, size)) = stdin.as_ref().zip(message.pty.and_then(|pty| pty.size)) else {
+        return Ok(Empty {});
+    };
+    match terminal.resize(size) {
+        Ok(true) => Ok(Empty {}),
+        Ok(false) => Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        Err(error) => Err(RpcFailure::new(Code::Internal, format!("error resizing: {error}"))),
+    }
 }
 
 async fn send_input(found: &Box, message: SendInputRequest) -> Result<Empty, RpcFailure> {
     let process = found.processes.find(message.process.as_ref())?;
     match message.input.and_then(|input| input.input) {
-        Some(Input::Stdin(bytes)) => write(&process, &bytes).await.map(|()| Empty {}),
-        Some(Input::Pty(_)) => Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        Some(input) => write(&process, input).await.map(|()| Empty {}),
         None => Err(RpcFailure::new(Code::Unimplemented, "invalid input type")),
     }
 }
@@ -552,8 +608,8 @@ async fn stream_input(found: &Box, codec: Codec, request: Request<Incoming>) -> 
                         let Some(process) = &process else {
                             return Err(RpcFailure::new(Code::InvalidArgument, "data before start"));
                         };
-                        if let Some(Input::Stdin(bytes)) = data.input.and_then(|input| input.input) {
-                            write(process, &bytes).await?;
+                        if let Some(input) = data.input.and_then(|input| input.input) {
+                            write(process, input).await?;
                         }
                     }
                     Some(StreamInputEvent::Keepalive(_)) | None => {}

@@ -103,11 +103,29 @@ mod tests {
     fn allow_beats_deny_and_private_networks_are_always_denied() {
         let open = Rules::of(None, None);
         assert_eq!(open, Rules::of(Some(&json!({})), Some(true)));
-        for address in ["1.2.3.4", "9.255.255.255", "11.0.0.0", "172.32.0.1", "192.169.0.1", "100.128.0.1"] {
+        for address in [
+            "1.2.3.4",
+            "9.255.255.255",
+            "11.0.0.0",
+            "172.32.0.1",
+            "192.169.0.1",
+            "100.128.0.1",
+        ] {
             assert!(allows(&open, address), "{address}");
         }
-        let named = ["10.0.0.1", "127.0.0.1", "169.254.169.254", "172.31.0.1", "192.168.1.1", "100.64.0.1", "::1"];
-        let generous = Rules::of(Some(&json!({ "allowOut": ["10.0.0.0/8", "127.0.0.1", "0.0.0.0/0"] })), None);
+        let named = [
+            "10.0.0.1",
+            "127.0.0.1",
+            "169.254.169.254",
+            "172.31.0.1",
+            "192.168.1.1",
+            "100.64.0.1",
+            "::1",
+        ];
+        let generous = Rules::of(
+            Some(&json!({ "allowOut": ["10.0.0.0/8", "127.0.0.1", "0.0.0.0/0"] })),
+            None,
+        );
         for address in named {
             assert!(!allows(&open, address) && !allows(&generous, address), "{address}");
         }

@@ -10,8 +10,8 @@ use runtime_core::names::random_hex;
 
 use super::boxes::EmulatedBox;
 use super::fault::Faults;
-use super::home::Home;
 use super::gateway::Names;
+use super::home::Home;
 use super::place::{self, Isolation};
 use super::templates::Templates;
 use crate::wire::template::BuildState;
