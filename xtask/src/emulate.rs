@@ -76,8 +76,11 @@ fn e2b(args: &E2b) -> Result<ExitCode> {
         for image in &args.fail_image {
             emulator.fail_image(image, "no such image");
         }
-        if !emulator.is_isolated() {
-            eprintln!("boxes share the files of this machine: run as root for a mount namespace per box");
+        for missing in &emulator.isolation().missing {
+            eprintln!("boxes share with this machine what they cannot have of their own: {missing}");
+        }
+        if !emulator.isolation().network {
+            eprintln!("network policies are checked and recorded, and NOT enforced");
         }
         let command = match args.command.split_first() {
             None => {

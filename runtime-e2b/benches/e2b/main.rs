@@ -25,6 +25,7 @@ const SERVE: &str = "E2B_BENCH_SERVE";
 const IN_FLIGHT: usize = 64;
 const ROUNDS: usize = 3;
 const COMMANDS: usize = 1500;
+const STARTS: usize = 960;
 const OFFICIAL_COMMANDS: usize = 320;
 const PROCESSES: usize = 1000;
 const FILE: usize = 100 << 20;
@@ -194,8 +195,65 @@ async fn commands(view: &View) -> (f64, f64) {
     (ended / started.elapsed().as_secs_f64(), used / ended)
 }
 
-async fn against_the_official_client(server: &Server, view: &View, id: &str) {
+/// What no client can exceed: the same requests by a bare HTTP client that looks at nothing, and the starts of the same
+/// programs by the emulator's process without any client.
+async fn floors(server: &mut Server, id: &str) {
+    let token = server.tell(&format!("token {id}"));
+    let message = wire::process::StartRequest {
+        process: Some(wire::process::ProcessConfig {
+            cmd: "/usr/bin/setsid".to_owned(),
+            args: vec!["echo".to_owned(), "hi".to_owned()],
+            ..wire::process::ProcessConfig::default()
+        }),
+        stdin: Some(false),
+        ..wire::process::StartRequest::default()
+    };
+    let client = reqwest::Client::builder().no_proxy().build().expect("a client");
+    let request = std::sync::Arc::new(wire::process::start(&message, "root"));
+    let (started, spent) = (Instant::now(), processor_time());
+    let workers = (0..IN_FLIGHT).map(|_| {
+        let (client, request) = (client.clone(), request.clone());
+        let url = format!("{}{}", server.sandbox_url, request.path);
+        let (id, token) = (id.to_owned(), token.clone());
+        tokio::spawn(async move {
+            for _ in 0..STARTS / IN_FLIGHT {
+                let mut sent = client
+                    .request(request.method.clone(), &url)
+                    .header("e2b-sandbox-id", &id)
+                    .header("x-access-token", &token);
+                for (name, value) in &request.headers {
+                    sent = sent.header(name, value);
+                }
+                let answer = sent.body(request.body.clone()).send().await.expect("sent");
+                let body = answer.bytes().await.expect("read");
+                assert!(body.windows(3).any(|word| word == b"hi\n"));
+            }
+        })
+    });
+    for worker in workers.collect::<Vec<_>>() {
+        worker.await.expect("joined");
+    }
+    let done = (STARTS / IN_FLIGHT * IN_FLIGHT) as f64;
+    println!(
+        "FLOOR the same requests by a bare HTTP client: {:.0} /s ({:.2} ms of this process each)",
+        done / started.elapsed().as_secs_f64(),
+        (processor_time() - spent) * 1000.0 / done
+    );
+    for (what, words) in [
+        ("ours, setsid echo hi", "/usr/bin/setsid\techo\thi"),
+        (
+            "the official client's, bash -l -c 'echo hi'",
+            "/bin/bash\t-l\t-c\techo hi",
+        ),
+    ] {
+        let rate: f64 = server.tell(&format!("starts {words}")).parse().expect("a number");
+        println!("FLOOR starts alone of the programs of {what}: {rate:.0} /s");
+    }
+}
+
+async fn against_the_official_client(server: &mut Server, view: &View, id: &str) {
     commands(view).await;
+    floors(server, id).await;
     let Some(python) = python::python() else {
         let (ours, _) = commands(view).await;
         println!("commands: {ours:.0} /s; the official client is not measured");
@@ -371,7 +429,7 @@ fn main() {
         live(&view).await;
         files(&view, &server.bare_url).await;
         input(&mut server, &view, &id).await;
-        against_the_official_client(&server, &view, &id).await;
+        against_the_official_client(&mut server, &view, &id).await;
         sandbox.stop().await.expect("stopped");
     });
 }

@@ -11,7 +11,8 @@ use hyper_util::rt::TokioIo;
 use runtime_e2b::emulator::{Action, Emulator, Fault};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 
-/// Serves until its standard input ends, and does what it says: `token ID`, `delay MILLISECONDS`, `clear`.
+/// Serves until its standard input ends, and does what it says: `token ID`, `delay MILLISECONDS`, `starts PROGRAM...`,
+/// `clear`.
 pub(crate) fn serve() {
     let emulator = Emulator::start().expect("loopback");
     // The directory goes with this function.
@@ -25,6 +26,7 @@ pub(crate) fn serve() {
     );
     for line in std::io::stdin().lock().lines().map_while(Result::ok) {
         match line.split_once(' ') {
+            Some(("starts", words)) => println!("{}", starts(words)),
             Some(("token", id)) => println!("{}", emulator.access_token(id).unwrap_or_default()),
             Some(("delay", millis)) => {
                 let delay = Duration::from_millis(millis.parse().expect("a number"));
@@ -42,6 +44,33 @@ pub(crate) fn serve() {
         }
         std::io::stdout().flush().expect("read");
     }
+}
+
+/// Starts of a program per second, with its output read, by this process and with nothing else to do.
+fn starts(words: &str) -> f64 {
+    let argv: Vec<String> = words.split('\t').map(str::to_owned).collect();
+    let executor = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .enable_all()
+        .build()
+        .expect("an executor");
+    executor.block_on(async {
+        let started = std::time::Instant::now();
+        let workers = (0..crate::IN_FLIGHT).map(|_| {
+            let argv = argv.clone();
+            tokio::spawn(async move {
+                for _ in 0..crate::STARTS / crate::IN_FLIGHT {
+                    let mut command = tokio::process::Command::new(&argv[0]);
+                    let output = command.args(&argv[1..]).stdin(std::process::Stdio::null()).output();
+                    assert_eq!(output.await.expect("started").stdout, b"hi\n");
+                }
+            })
+        });
+        for worker in workers.collect::<Vec<_>>() {
+            worker.await.expect("joined");
+        }
+        (crate::STARTS / crate::IN_FLIGHT * crate::IN_FLIGHT) as f64 / started.elapsed().as_secs_f64()
+    })
 }
 
 type Body = UnsyncBoxBody<Bytes, std::io::Error>;

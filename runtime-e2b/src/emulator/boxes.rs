@@ -7,8 +7,10 @@ use std::time::{Duration, Instant, SystemTime};
 use runtime_core::names::random_id;
 use serde_json::{Value, json};
 
+use super::gateway::CurrentRules;
 use super::place::Place;
 use super::process::Processes;
+use super::rules::Rules;
 use super::state::{BoxInfo, State, text_of};
 use super::watching::Watchers;
 
@@ -24,6 +26,7 @@ pub(super) struct EmulatedBox {
     envd_version: String,
     metadata: BTreeMap<String, String>,
     started: SystemTime,
+    rules: CurrentRules,
     place: Mutex<Option<Arc<Place>>>,
     life: Mutex<Life>,
 }
@@ -47,6 +50,7 @@ pub(super) struct Order {
     pub(super) auto_pause: bool,
     pub(super) allow_internet_access: Option<bool>,
     pub(super) network: Option<Value>,
+    pub(super) rules: CurrentRules,
 }
 
 impl EmulatedBox {
@@ -61,6 +65,7 @@ impl EmulatedBox {
             envd_version: state.envd_version(),
             metadata: order.metadata,
             started: SystemTime::now(),
+            rules: order.rules,
             place: Mutex::new(Some(Arc::new(place))),
             life: Mutex::new(Life {
                 ends: Instant::now() + Duration::from_secs(order.timeout),
@@ -156,7 +161,9 @@ impl EmulatedBox {
         }
     }
 
+    /// Replaces the network policy. It holds for what is connected from now on.
     pub(super) fn set_network(&self, body: Value) {
+        *self.rules.write().unwrap_or_else(PoisonError::into_inner) = Rules::of(Some(&body), None);
         self.life().network = Some(body);
     }
 

@@ -10,8 +10,10 @@ use serde::Deserialize;
 use serde_json::{Value, json};
 
 use super::boxes::{EmulatedBox, Order};
+use super::gateway::{CurrentRules, Outside};
 use super::place::Place;
-use super::server::{Answer, Whole, decode, empty, failure, json as answer, parse_query, query, read};
+use super::rules::Rules;
+use super::server::{Answer, Query, Whole, decode, empty, failure, json as answer, parse_query, read};
 use super::state::State;
 
 #[derive(Debug, Deserialize)]
@@ -118,7 +120,16 @@ async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
         );
     };
     let id = format!("i{}", random_hex(20));
-    let place = match Place::new(id.clone(), state.dir().join(&id), state.isolated).await {
+    let rules = CurrentRules::new(Rules::of(body.network.as_ref(), body.allow_internet_access).into());
+    let outside = Outside::here(state.names.clone());
+    let place = Place::new(
+        id.clone(),
+        state.dir().join(&id),
+        &state.isolation,
+        outside,
+        rules.clone(),
+    );
+    let place = match place.await {
         Ok(place) => place,
         Err(error) => {
             return failure(
@@ -135,6 +146,7 @@ async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
         auto_pause: body.auto_pause,
         allow_internet_access: body.allow_internet_access,
         network: body.network,
+        rules,
     };
     let made = EmulatedBox::new(state, id, place, order);
     state.add(made.clone());
@@ -143,24 +155,19 @@ async fn create(state: &Arc<State>, request: Whole, default: u64) -> Answer {
 }
 
 fn list(state: &State, request: &Whole) -> Answer {
-    let query = query(request);
-    let get = |name: &str| {
-        query
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_str())
-    };
+    let query = Query::of(request);
     // The parameter is a query of its own, encoded once more than the address is.
-    let labels = parse_query(&decode(get("metadata").unwrap_or_default()));
-    let states: Vec<&str> = match get("state") {
+    let labels = parse_query(&decode(query.get("metadata").unwrap_or_default()));
+    let states: Vec<&str> = match query.get("state") {
         Some(states) if !states.is_empty() => states.split(',').collect(),
         _ => vec!["running", "paused"],
     };
-    let limit = get("limit")
+    let limit = query
+        .get("limit")
         .and_then(|limit| limit.parse().ok())
         .unwrap_or(100)
         .clamp(1, 100);
-    let start: usize = get("nextToken").and_then(|token| token.parse().ok()).unwrap_or(0);
+    let start: usize = query.get("nextToken").and_then(|token| token.parse().ok()).unwrap_or(0);
     let all = state.boxes();
     let wanted: Vec<_> = all
         .iter()

@@ -52,7 +52,9 @@ pub(super) async fn handle(state: &Arc<State>, request: Request<Incoming>) -> An
     let Some(found) = state.find(&id) else { return gone(&id) };
     let Some(place) = found.place() else { return gone(&id) };
     if port != ENVD_PORT {
-        return proxy::pass(&id, port, request, &path).await;
+        let box_id = id.clone();
+        let passed = place.run(async move { proxy::pass(&box_id, port, request, &path).await });
+        return passed.await.unwrap_or_else(|| gone(&id));
     }
     let plain = path.split('?').next().unwrap_or_default().to_owned();
     if plain == "/health" {
@@ -68,14 +70,21 @@ pub(super) async fn handle(state: &Arc<State>, request: Request<Incoming>) -> An
             "the access token, or the signature of the URL, is missing or wrong",
         );
     }
-    let shared_home = place.shared_home.clone();
+    let users = Users {
+        shared_home: place.shared_home.clone(),
+    };
+    if request.method() == Method::POST
+        && let Some(method) = plain.strip_prefix("/process.Process/")
+    {
+        let (method, here) = (method.to_owned(), place.clone());
+        let handled = place.run_process(async move { process::handle(&found, &here, &users, &method, request).await });
+        return handled.await.unwrap_or_else(|| gone(&id));
+    }
     let handled = place.run(async move {
-        let users = Users { shared_home };
         match (request.method().clone(), plain.as_str()) {
             (Method::GET, "/files") => files::download(&users, &request),
             (Method::POST, "/files") => files::upload(&users, request).await,
             (Method::POST, path) => match path.strip_prefix('/').and_then(|path| path.split_once('/')) {
-                Some(("process.Process", method)) => process::handle(&found, &users, method, request).await,
                 Some(("filesystem.Filesystem", method)) => filesystem::handle(&found, &users, method, request).await,
                 _ => failure(StatusCode::NOT_FOUND, "no such path"),
             },

@@ -15,29 +15,21 @@ use serde_json::{Value, json};
 
 use super::envd::{User, Users, resolve};
 use super::filesystem::make_dirs;
-use super::server::{Answer, Piece, channel, failure, json as answer, query, read};
+use super::server::{Answer, Piece, Query, channel, failure, json as answer, read};
 
 const CHUNK: usize = 256 << 10;
 
 /// The path and user that a request names.
 fn target(users: &Users, request: &Request<Incoming>) -> Result<(Option<String>, User), Box<Answer>> {
-    let query = query(request);
-    let get = |name: &str| {
-        query
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.clone())
-    };
-    let name = get("username")
-        .filter(|name| !name.is_empty())
-        .unwrap_or_else(|| "user".to_owned());
-    let Some(user) = users.find(&name) else {
+    let query = Query::of(request);
+    let name = query.get("username").filter(|name| !name.is_empty()).unwrap_or("user");
+    let Some(user) = users.find(name) else {
         return Err(Box::new(failure(
             StatusCode::UNAUTHORIZED,
             format!("error looking up user '{name}'"),
         )));
     };
-    let path = get("path").map(|path| resolve(&path, &user));
+    let path = query.get("path").map(|path| resolve(path, &user));
     Ok((path, user))
 }
 

@@ -1,8 +1,9 @@
 //! An emulator of E2B on loopback: a control plane, and an envd that runs real processes on this machine.
 //!
 //! The two halves are separate: each has a listener and a base URL of its own, so that either can be tried against the
-//! vendor's other. As root, every box has a mount namespace whose root is an overlay over this machine's, so that what
-//! a box writes is its own; otherwise boxes share this machine's files, and [`Emulator::is_isolated`] says so.
+//! vendor's other. As root, every box has namespaces: a root that is an overlay over this machine's, so that what a box
+//! writes is its own; processes that end with it; and a network on whose one way out the policy is enforced. What a
+//! machine does not permit, boxes share with it, and [`Emulator::isolation`] says so.
 //!
 //! ```
 //! use runtime_core::Sandbox;
@@ -34,14 +35,19 @@ mod envd;
 mod fault;
 mod files;
 mod filesystem;
+mod gateway;
 mod home;
+mod init;
+mod interface;
 mod place;
 mod process;
 mod proxy;
+mod rules;
 mod server;
 mod signature;
 mod state;
 mod templates;
+mod terminal;
 mod watching;
 
 use std::collections::BTreeMap;
@@ -55,6 +61,7 @@ use tokio::sync::oneshot;
 use crate::api_key::ApiKey;
 use crate::config::E2bConfig;
 pub use fault::{Action, Fault};
+pub use place::Isolation;
 use server::Half;
 use state::State;
 pub use state::{BoxInfo, BuildInfo};
@@ -156,8 +163,7 @@ impl Emulator {
             api_key: Some(ApiKey::new(self.api_key())),
             api_url: Some(self.api_url()),
             sandbox_url: Some(self.sandbox_url()),
-            // Boxes have no network of their own.
-            port_url: Some("http://127.0.0.1:{port}".to_owned()),
+            port_url: Some(self.port_url()),
             creates_per_sec: None,
             ..E2bConfig::default()
         }
@@ -165,7 +171,23 @@ impl Emulator {
 
     /// Whether each box has files of its own.
     pub fn is_isolated(&self) -> bool {
-        self.state.isolated
+        self.state.isolation.files
+    }
+
+    /// What each box has of its own. What it has not, it shares with this machine; without a network of its own its
+    /// network policy is checked and recorded, and not enforced.
+    pub fn isolation(&self) -> &Isolation {
+        &self.state.isolation
+    }
+
+    /// Lets a name that a box's policy allows have this address from now on, whatever this machine's resolver says.
+    pub fn set_address(&self, name: &str, address: std::net::Ipv4Addr) {
+        let mut names = self
+            .state
+            .names
+            .write()
+            .unwrap_or_else(std::sync::PoisonError::into_inner);
+        names.insert(name.to_ascii_lowercase(), address);
     }
 
     /// Misbehaves from now on, as often as the fault says.

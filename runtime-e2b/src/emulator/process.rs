@@ -12,27 +12,33 @@ use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, Request, Response, StatusCode};
 use http_body_util::BodyExt as _;
 use hyper::body::Incoming;
+use pty_process::OwnedReadPty;
 use rustix::process::{Pid, Signal, kill_process};
-use tokio::io::{AsyncRead, AsyncReadExt as _, AsyncWriteExt as _};
-use tokio::process::{Child, ChildStdin, Command};
+use tokio::io::{AsyncRead, AsyncReadExt as _};
+use tokio::process::{Child, Command};
 use tokio::sync::{Notify, mpsc};
 
 use super::envd::{
     Box, Codec, RpcFailure, User, Users, end_frame, failed_stream, framed, keepalive, message, resolve, unary,
     unimplemented,
 };
+use super::place::Place;
 use super::server::{Answer, Piece, channel, failure, full};
+use super::terminal::{self, Feed};
 use crate::process::signal_name;
 use crate::wire::envelope::{self, Decoder};
 use crate::wire::process::{
     DataEvent, Empty, EndEvent, Event, Input, KeepAlive, ListResponse, Output, ProcessConfig, ProcessInfo,
     ProcessRequest, ProcessSelector, Selector, SendInputRequest, SendSignalRequest, SignalKind, StartEvent,
-    StartRequest, StartResponse, StreamInputEvent, StreamInputRequest,
+    StartRequest, StartResponse, StreamInputEvent, StreamInputRequest, UpdateRequest,
 };
 use crate::wire::rpc::Code;
 
 /// One read of a pipe.
 const READ: usize = 32 << 10;
+
+/// One read of a terminal.
+const READ_TERMINAL: usize = 16 << 10;
 
 /// How long the end of a process is remembered.
 const RETENTION: Duration = Duration::from_secs(30);
@@ -55,10 +61,13 @@ pub(super) struct Processes(
 
 #[derive(Debug)]
 struct Process {
+    /// As the box knows it.
     pid: u32,
+    /// As this machine does.
+    outside: u32,
     config: ProcessConfig,
     tag: Option<String>,
-    stdin: tokio::sync::Mutex<Option<ChildStdin>>,
+    stdin: tokio::sync::Mutex<Option<Feed>>,
     has_stdin: bool,
     subscribers: Mutex<Vec<mpsc::Sender<Event>>>,
     ended: Mutex<Option<(EndEvent, Instant)>>,
@@ -96,10 +105,17 @@ impl Processes {
         }
     }
 
-    /// The box dies: nobody learns any more how its processes end.
+    /// The box dies: nobody learns any more how its processes end, and nobody waits for what they still print.
     pub(super) fn close(&self) {
         self.1.store(true, Ordering::SeqCst);
         self.cut();
+        for process in lock(&self.0).values() {
+            process.signalled.notify_one();
+        }
+    }
+
+    fn is_closed(&self) -> bool {
+        self.1.load(Ordering::SeqCst)
     }
 
     /// Cuts every stream.
@@ -130,7 +146,7 @@ impl Process {
     }
 
     fn signal(&self, signal: Signal) -> Result<(), RpcFailure> {
-        let pid = i32::try_from(self.pid).ok().and_then(Pid::from_raw);
+        let pid = i32::try_from(self.outside).ok().and_then(Pid::from_raw);
         let sent = pid.map(|pid| kill_process(pid, signal));
         self.signalled.notify_one();
         match sent {
@@ -140,7 +156,13 @@ impl Process {
     }
 }
 
-pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Request<Incoming>) -> Answer {
+pub(super) async fn handle(
+    found: &Box,
+    place: &Place,
+    users: &Users,
+    method: &str,
+    request: Request<Incoming>,
+) -> Answer {
     let Some((codec, streaming)) = Codec::of(request.headers()) else {
         return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "unknown content type");
     };
@@ -148,7 +170,7 @@ pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Re
         return failure(StatusCode::UNSUPPORTED_MEDIA_TYPE, "wrong content type for this method");
     }
     match method {
-        "Start" => start(found, users, codec, request).await,
+        "Start" => start(found, place, users, codec, request).await,
         "Connect" => connect(found, codec, request).await,
         "StreamInput" => stream_input(found, codec, request).await,
         "List" => unary(codec, message::<Empty>(codec, request).await.map(|_| list(found))),
@@ -159,12 +181,27 @@ pub(super) async fn handle(found: &Box, users: &Users, method: &str, request: Re
             };
             unary(codec, sent)
         }
+        "Update" => {
+            let updated = match message::<UpdateRequest>(codec, request).await {
+                Ok(message) => resize(found, message).await,
+                Err(failure) => Err(failure),
+            };
+            unary(codec, updated)
+        }
         "CloseStdin" => {
             let closed = match message::<ProcessRequest>(codec, request).await {
                 Ok(message) => match found.processes.find(message.process.as_ref()) {
                     Ok(process) => {
-                        *process.stdin.lock().await = None;
-                        Ok(Empty {})
+                        let mut stdin = process.stdin.lock().await;
+                        if stdin.as_ref().is_some_and(Feed::is_terminal) {
+                            Err(RpcFailure::new(
+                                Code::Unknown,
+                                "a terminal is closed by its end-of-transmission byte",
+                            ))
+                        } else {
+                            *stdin = None;
+                            Ok(Empty {})
+                        }
                     }
                     Err(failure) => Err(failure),
                 },
@@ -220,20 +257,20 @@ fn deadline(headers: &HeaderMap) -> Result<Option<Duration>, RpcFailure> {
     }
 }
 
-async fn start(found: &Box, users: &Users, codec: Codec, request: Request<Incoming>) -> Answer {
+async fn start(found: &Box, place: &Place, users: &Users, codec: Codec, request: Request<Incoming>) -> Answer {
     let prepared = async {
         let user = users.of_call(request.headers())?;
         let (ping, limit) = (keepalive(request.headers()), deadline(request.headers())?);
         let message: StartRequest = framed(codec, request).await?;
-        let (process, child) = spawn(found, &user, message)?;
-        Ok((process, child, ping, limit))
+        let (process, running) = spawn(found, place, &user, message)?;
+        Ok((process, running, ping, limit))
     };
-    let (process, child, ping, limit) = match prepared.await {
+    let (process, running, ping, limit) = match prepared.await {
         Ok(prepared) => prepared,
         Err(failure) => return failed_stream(codec, &failure),
     };
     let answer = subscribe(&process, codec, ping, limit);
-    tokio::spawn(supervise(found.clone(), process.clone(), child));
+    tokio::spawn(supervise(found.clone(), process.clone(), running));
     if let Some(limit) = limit {
         tokio::spawn(async move {
             tokio::time::sleep(limit).await;
@@ -316,7 +353,7 @@ fn subscribe(process: &Arc<Process>, codec: Codec, ping: Duration, limit: Option
 }
 
 /// The search path of envd's own service.
-const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+pub(super) const SERVICE_PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
 
 /// The path of a program that can be started without a shell: an executable file that is no script, whose format might
 /// need one.
@@ -337,13 +374,21 @@ fn executable(program: &str, path: &str, cwd: &str) -> Option<std::path::PathBuf
     }
 }
 
-fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process>, Child), RpcFailure> {
+/// A started program, and what it prints.
+struct Running {
+    child: Child,
+    terminal: Option<OwnedReadPty>,
+}
+
+fn spawn(
+    found: &Box,
+    place: &Place,
+    user: &User,
+    message: StartRequest,
+) -> Result<(Arc<Process>, Running), RpcFailure> {
     let Some(config) = message.process else {
         return Err(RpcFailure::new(Code::InvalidArgument, "no process is given"));
     };
-    if message.pty.is_some() {
-        return Err(RpcFailure::new(Code::Unimplemented, "terminals are not emulated"));
-    }
     let cwd = resolve(config.cwd.as_deref().unwrap_or_default(), user);
     if !std::path::Path::new(&cwd).is_dir() {
         return Err(RpcFailure::new(
@@ -380,21 +425,31 @@ fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process
         .env(super::place::MARKER, &found.id)
         .env("E2B_TEMPLATE_ID", &found.template_id)
         .envs(&config.envs)
-        .current_dir(&cwd)
-        .stdin(if has_stdin { Stdio::piped() } else { Stdio::null() })
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped());
+        .current_dir(&cwd);
     if rustix::process::geteuid().is_root() && user.uid != 0 {
         command.uid(user.uid).gid(user.gid);
     }
-    let mut child = command
-        .spawn()
-        .map_err(|error| RpcFailure::new(Code::InvalidArgument, format!("error starting process: {error}")))?;
+    let started = match message.pty {
+        Some(pty) => terminal::spawn(command, pty.size.unwrap_or_default())
+            .map(|(child, output, input)| (child, Some(output), Some(Feed::Terminal(input)))),
+        None => {
+            let stdin = if has_stdin { Stdio::piped() } else { Stdio::null() };
+            command.stdin(stdin).stdout(Stdio::piped()).stderr(Stdio::piped());
+            command.spawn().map(|mut child| {
+                let stdin = child.stdin.take().map(Feed::Pipe);
+                (child, None, stdin)
+            })
+        }
+    };
+    let (child, terminal, stdin) =
+        started.map_err(|error| RpcFailure::new(Code::InvalidArgument, format!("error starting process: {error}")))?;
+    let outside = child.id().unwrap_or_default();
     let process = Arc::new(Process {
-        pid: child.id().unwrap_or_default(),
+        pid: place.id_inside(outside).unwrap_or(outside),
+        outside,
         config,
         tag: message.tag,
-        stdin: tokio::sync::Mutex::new(child.stdin.take()),
+        stdin: tokio::sync::Mutex::new(stdin),
         has_stdin,
         subscribers: Mutex::default(),
         ended: Mutex::default(),
@@ -402,16 +457,21 @@ fn spawn(found: &Box, user: &User, message: StartRequest) -> Result<(Arc<Process
     });
     found.processes.forget();
     lock(&found.processes.0).insert(process.pid, process.clone());
-    Ok((process, child))
+    Ok((process, Running { child, terminal }))
 }
 
 /// Publishes what a process prints until both pipes end; or, once it was signalled, until it has exited.
-async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
-    let stdout = publish(&process, child.stdout.take(), Output::Stdout);
-    let stderr = publish(&process, child.stderr.take(), Output::Stderr);
+async fn supervise(found: Box, process: Arc<Process>, running: Running) {
+    let Running { mut child, terminal } = running;
+    if found.processes.is_closed() {
+        process.signalled.notify_one();
+    }
+    let stdout = publish(&process, child.stdout.take(), READ, Output::Stdout);
+    let stderr = publish(&process, child.stderr.take(), READ, Output::Stderr);
+    let terminal = publish(&process, terminal, READ_TERMINAL, Output::Pty);
     // The process stays a zombie while its pipes are read, as it does with the real one.
     let exited = {
-        let drained = async { tokio::join!(stdout, stderr) };
+        let drained = async { tokio::join!(stdout, stderr, terminal) };
         tokio::select! {
             _ = drained => None,
             exited = async {
@@ -432,7 +492,7 @@ async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
         std::mem::take(&mut *lock(&process.subscribers))
     };
     lock(&found.processes.2).push_back(process.clone());
-    if found.processes.1.load(Ordering::SeqCst) {
+    if found.processes.is_closed() {
         return;
     }
     for subscriber in subscribers {
@@ -442,11 +502,12 @@ async fn supervise(found: Box, process: Arc<Process>, mut child: Child) {
     drop(found);
 }
 
-async fn publish<R: AsyncRead + Unpin>(process: &Process, pipe: Option<R>, wrap: fn(Bytes) -> Output) {
+async fn publish<R: AsyncRead + Unpin>(process: &Process, pipe: Option<R>, size: usize, wrap: fn(Bytes) -> Output) {
     let Some(mut pipe) = pipe else { return };
     loop {
-        let mut chunk = BytesMut::with_capacity(READ);
+        let mut chunk = BytesMut::with_capacity(size);
         match pipe.read_buf(&mut chunk).await {
+            // A terminal that nobody has open any more says so by an error.
             Ok(0) | Err(_) => return,
             Ok(_) => {
                 let output = Some(wrap(chunk.freeze()));
@@ -480,7 +541,11 @@ fn end_event(status: ExitStatus) -> EndEvent {
     }
 }
 
-async fn write(process: &Process, bytes: &[u8]) -> Result<(), RpcFailure> {
+async fn write(process: &Process, input: Input) -> Result<(), RpcFailure> {
+    let (bytes, for_terminal) = match input {
+        Input::Stdin(bytes) => (bytes, false),
+        Input::Pty(bytes) => (bytes, true),
+    };
     let mut stdin = process.stdin.lock().await;
     let Some(stdin) = stdin.as_mut() else {
         let why = if process.has_stdin {
@@ -490,19 +555,32 @@ async fn write(process: &Process, bytes: &[u8]) -> Result<(), RpcFailure> {
         };
         return Err(RpcFailure::new(Code::Internal, why));
     };
-    let written: io::Result<()> = async {
-        stdin.write_all(bytes).await?;
-        stdin.flush().await
+    match (for_terminal, stdin.is_terminal()) {
+        (true, false) => return Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        (false, true) => return Err(RpcFailure::new(Code::Internal, "a terminal has no stdin")),
+        _ => {}
     }
-    .await;
+    let written = stdin.write(&bytes).await;
     written.map_err(|error| RpcFailure::new(Code::Internal, format!("error writing to stdin: {error}")))
+}
+
+async fn resize(found: &Box, message: UpdateRequest) -> Result<Empty, RpcFailure> {
+    let process = found.processes.find(message.process.as_ref())?;
+    let stdin = process.stdin.lock().await;
+    let Some((terminal, size)) = stdin.as_ref().zip(message.pty.and_then(|pty| pty.size)) else {
+        return Ok(Empty {});
+    };
+    match terminal.resize(size) {
+        Ok(true) => Ok(Empty {}),
+        Ok(false) => Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        Err(error) => Err(RpcFailure::new(Code::Internal, format!("error resizing: {error}"))),
+    }
 }
 
 async fn send_input(found: &Box, message: SendInputRequest) -> Result<Empty, RpcFailure> {
     let process = found.processes.find(message.process.as_ref())?;
     match message.input.and_then(|input| input.input) {
-        Some(Input::Stdin(bytes)) => write(&process, &bytes).await.map(|()| Empty {}),
-        Some(Input::Pty(_)) => Err(RpcFailure::new(Code::Internal, "not a terminal")),
+        Some(input) => write(&process, input).await.map(|()| Empty {}),
         None => Err(RpcFailure::new(Code::Unimplemented, "invalid input type")),
     }
 }
@@ -530,8 +608,8 @@ async fn stream_input(found: &Box, codec: Codec, request: Request<Incoming>) -> 
                         let Some(process) = &process else {
                             return Err(RpcFailure::new(Code::InvalidArgument, "data before start"));
                         };
-                        if let Some(Input::Stdin(bytes)) = data.input.and_then(|input| input.input) {
-                            write(process, &bytes).await?;
+                        if let Some(input) = data.input.and_then(|input| input.input) {
+                            write(process, input).await?;
                         }
                     }
                     Some(StreamInputEvent::Keepalive(_)) | None => {}

@@ -10,7 +10,7 @@ use tokio::net::TcpStream;
 
 use super::server::{Answer, json};
 
-/// Passes a request on to a port of this machine, as boxes have no network of their own.
+/// Passes a request on to a port of the network that this thread is in: the box's, or this machine's if boxes have none.
 pub(super) async fn pass(id: &str, port: u16, mut request: Request<Incoming>, path: &str) -> Answer {
     let closed = || {
         let body = serde_json::json!({

@@ -206,9 +206,19 @@ pub(super) fn channel(capacity: usize) -> (mpsc::Sender<Piece>, Body) {
     (sender, Channel { pieces, ended: false }.boxed_unsync())
 }
 
-/// The parts of a query, decoded.
-pub(super) fn query<B>(request: &Request<B>) -> Vec<(String, String)> {
-    parse_query(request.uri().query().unwrap_or_default())
+/// The query of a request, decoded.
+pub(super) struct Query(Vec<(String, String)>);
+
+impl Query {
+    pub(super) fn of<B>(request: &Request<B>) -> Self {
+        Self(parse_query(request.uri().query().unwrap_or_default()))
+    }
+
+    /// The first value of this name.
+    pub(super) fn get(&self, name: &str) -> Option<&str> {
+        let found = self.0.iter().find(|(key, _)| key == name);
+        found.map(|(_, value)| value.as_str())
+    }
 }
 
 pub(super) fn parse_query(query: &str) -> Vec<(String, String)> {

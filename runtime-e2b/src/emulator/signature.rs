@@ -7,7 +7,7 @@ use base64::engine::general_purpose::STANDARD_NO_PAD;
 use http::{Method, Request};
 use sha2::{Digest as _, Sha256};
 
-use super::server::query;
+use super::server::Query;
 
 /// What a URL for this use is signed with.
 fn signature(path: &str, operation: &str, user: &str, token: &str, expires: Option<&str>) -> String {
@@ -21,15 +21,11 @@ fn signature(path: &str, operation: &str, user: &str, token: &str, expires: Opti
 
 /// Whether a request for a file has a signature that is right and has not expired.
 pub(super) fn is_good<B>(request: &Request<B>, token: &str) -> bool {
-    let query = query(request);
-    let get = |name: &str| {
-        query
-            .iter()
-            .find(|(key, _)| key == name)
-            .map(|(_, value)| value.as_str())
+    let query = Query::of(request);
+    let Some(given) = query.get("signature") else {
+        return false;
     };
-    let Some(given) = get("signature") else { return false };
-    let expires = get("signature_expiration");
+    let expires = query.get("signature_expiration");
     let now = SystemTime::now()
         .duration_since(UNIX_EPOCH)
         .unwrap_or_default()
@@ -42,8 +38,8 @@ pub(super) fn is_good<B>(request: &Request<B>, token: &str) -> bool {
     } else {
         "write"
     };
-    let user = get("username").unwrap_or_default();
-    given == signature(get("path").unwrap_or_default(), operation, user, token, expires)
+    let user = query.get("username").unwrap_or_default();
+    given == signature(query.get("path").unwrap_or_default(), operation, user, token, expires)
 }
 
 #[cfg(test)]

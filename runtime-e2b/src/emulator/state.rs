@@ -10,8 +10,9 @@ use runtime_core::names::random_hex;
 
 use super::boxes::EmulatedBox;
 use super::fault::Faults;
+use super::gateway::Names;
 use super::home::Home;
-use super::place;
+use super::place::{self, Isolation};
 use super::templates::Templates;
 use crate::wire::template::BuildState;
 
@@ -50,7 +51,9 @@ pub struct BuildInfo {
 #[derive(Debug)]
 pub(super) struct State {
     pub(super) api_key: String,
-    pub(super) isolated: bool,
+    pub(super) isolation: Isolation,
+    /// Names with addresses of their own.
+    pub(super) names: Names,
     pub(super) faults: Faults,
     pub(super) templates: Arc<Templates>,
     /// Where boxes have what is not in a namespace.
@@ -72,7 +75,8 @@ impl State {
         let home = Home::new()?;
         Ok(Self {
             api_key: format!("e2b_{}", random_hex(40)),
-            isolated: place::can_isolate(home.dir()),
+            isolation: place::probe(home.dir()),
+            names: Names::default(),
             faults: Faults::new(),
             templates: Arc::new(Templates::new()),
             home,

@@ -9,7 +9,7 @@ use runtime_core::names::{random_hex, random_id};
 use serde::Deserialize;
 use serde_json::json;
 
-use super::server::{Answer, Whole, empty, failure, json as answer, query, read};
+use super::server::{Answer, Query, Whole, empty, failure, json as answer, read};
 use super::state::{BuildInfo, now_text};
 use crate::wire::template::{BuildRequest, BuildState};
 
@@ -249,13 +249,8 @@ impl Templates {
 
     /// `GET /templates/{template}/builds/{build}/status`.
     pub(super) fn status(&self, template: &str, build: &str, request: &Whole) -> Answer {
-        let query = query(request);
-        let number = |name: &str| {
-            query
-                .iter()
-                .find(|(key, _)| key == name)
-                .and_then(|(_, value)| value.parse().ok())
-        };
+        let query = Query::of(request);
+        let number = |name: &str| query.get(name)?.parse().ok();
         let (offset, limit): (usize, usize) = (number("logsOffset").unwrap_or(0), number("limit").unwrap_or(100));
         let inner = self.inner();
         let Some(found) = inner

@@ -18,6 +18,7 @@ from e2b import (
     FileNotFoundException,
     InvalidArgumentException,
     NotFoundException,
+    PtySize,
     Sandbox,
     SandboxException,
     Template,
@@ -293,6 +294,35 @@ def network(box):
     check("a host of a port", box.get_host(8000).startswith(f"8000-{box.sandbox_id}."))
 
 
+def terminals(box):
+    seen = bytearray()
+    shell = box.pty.create(PtySize(rows=30, cols=100), user="root", cwd="/")
+    resized = False
+
+    def on_pty(data):
+        nonlocal resized
+        seen.extend(data)
+        if b"30 100" in seen and not resized:
+            resized = True
+            box.pty.resize(shell.pid, PtySize(rows=40, cols=120))
+            box.pty.send_stdin(shell.pid, b"stty size; exit 3\n")
+
+    box.pty.send_stdin(shell.pid, b"stty size; tty\n")
+    try:
+        shell.wait(on_pty=on_pty)
+        code = 0
+    except CommandExitException as error:
+        code = error.exit_code
+    equal("a shell at a terminal ends with its code", code, 3)
+    check("a terminal has its size", b"30 100" in seen, seen)
+    check("a terminal is resized", b"40 120" in seen, seen)
+    check("it is a terminal", b"/dev/pts/" in seen, seen)
+    other = box.pty.create(PtySize(rows=24, cols=80), user="root")
+    check("a terminal's shell is killed", box.pty.kill(other.pid))
+    raises("and ends by that", CommandExitException, other.wait)
+    check("it is gone", not box.pty.kill(other.pid))
+
+
 def templates():
     name = f"sdk-{int(time.time() * 1000)}"
     check("a template is not there", not Template.exists(f"{name}:default"))
@@ -331,6 +361,7 @@ def main():
         commands(box)
         files(box)
         network(box)
+        terminals(box)
     finally:
         box.kill()
     templates()

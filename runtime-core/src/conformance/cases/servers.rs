@@ -277,13 +277,16 @@ async fn get(url: &str, path: &str) -> Result<Vec<u8>, Failure> {
     let Some(rest) = url.strip_prefix("http://") else {
         return Err(Failure::skip(format_args!("the suite does not speak TLS to {url}")));
     };
-    let authority = rest.split('/').next().unwrap_or(rest);
+    let (authority, base) = rest.split_once('/').unwrap_or((rest, ""));
+    // A provider may have its ports below a path.
+    let base = format!("/{base}");
+    let base = base.trim_end_matches('/');
     let address = match authority.contains(':') {
         true => authority.to_owned(),
         false => format!("{authority}:80"),
     };
     let mut connection = TcpStream::connect(&address).await?;
-    let request = format!("GET {path} HTTP/1.0\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
+    let request = format!("GET {base}{path} HTTP/1.0\r\nHost: {authority}\r\nConnection: close\r\n\r\n");
     connection.write_all(request.as_bytes()).await?;
     let mut response = Vec::new();
     connection.read_to_end(&mut response).await?;
