@@ -97,7 +97,18 @@ pub async fn collect(mut process: Process, options: Collect) -> Result<Output> {
                 }
                 Err(error) => break Some(error),
             },
-            () = &mut grace, if may_read && status.is_some() => break None,
+            () = &mut grace, if may_read && status.is_some() => {
+                // This task may have been kept from running for all of that time, and its bytes are still in the pipes:
+                // let the executor ask the system, and look again.
+                tokio::task::yield_now().await;
+                let rest = async {
+                    stdout.drain(&sink, true).await;
+                    stderr.drain(&sink, true).await;
+                };
+                let latest = (ended_at + TOTAL_GRACE).max(Instant::now() + QUIET_GRACE);
+                let _ = tokio::time::timeout_at(latest, rest).await;
+                break None;
+            }
             () = &mut deadline, if timeout.is_some() => {
                 let limit = timeout.unwrap_or_default();
                 break Some(Error::new(
@@ -145,8 +156,8 @@ pub async fn collect(mut process: Process, options: Collect) -> Result<Output> {
             }
         }
         let drained = async {
-            stdout.drain(&sink).await;
-            stderr.drain(&sink).await;
+            stdout.drain(&sink, false).await;
+            stderr.drain(&sink, false).await;
         };
         let _ = tokio::time::timeout(DRAIN_GRACE, drained).await;
         control.finish().await;
@@ -209,14 +220,19 @@ struct Stream<R> {
 }
 
 impl<R: AsyncRead + Unpin> Stream<R> {
-    /// Reads until the end, or until nothing comes for a moment.
-    async fn drain(&mut self, sink: &Sink) {
+    /// Reads until the end, or until nothing comes for a moment. What was read is looked at before the time is.
+    async fn drain(&mut self, sink: &Sink, waits_for_sink: bool) {
         while !self.is_closed() {
             match tokio::time::timeout(Duration::from_millis(20), self.read(true)).await {
                 Ok(Ok(chunk)) => {
-                    if let (Some(chunk), Some(channel)) = (chunk, &sink.channel) {
-                        let _ = channel.try_send(chunk);
-                    }
+                    let (Some(chunk), Some(channel)) = (chunk, &sink.channel) else {
+                        continue;
+                    };
+                    // An error is a listener that went away.
+                    let _ = match waits_for_sink {
+                        true => channel.send(chunk).await.is_ok(),
+                        false => channel.try_send(chunk).is_ok(),
+                    };
                 }
                 Ok(Err(_)) | Err(_) => break,
             }

@@ -5,7 +5,7 @@ use std::process::Command;
 
 use runtime_core::cache::CacheDir;
 use runtime_core::subprocess::SubprocessConfig;
-use runtime_core::{Result, Sandbox};
+use runtime_core::{ErrorKind, Result, Sandbox, WriteOptions};
 
 /// Set for this program when it runs as an owner that ignores signals.
 const OWNER: &str = "IGNORES_SIGNALS";
@@ -20,6 +20,14 @@ async fn as_seen_inside(config: SubprocessConfig) -> Result<(String, Option<i32>
     let masks = sandbox
         .run(["grep", "-E", "^Sig(Ign|Blk):", "/proc/self/status"])
         .await?;
+    // What cannot be executed is told, whoever started it; and nothing of argument and environment is lost.
+    for text in ["\u{7f}ELF is not all of it", "exit 5\n"] {
+        sandbox.write_with("file", text, WriteOptions::mode(0o755)).await?;
+        let error = sandbox.run(["./file"]).await.expect_err("of no format");
+        assert_eq!(error.kind(), ErrorKind::ProgramNotExecutable, "{error}");
+    }
+    let program = runtime_core::Command::new(["sh", "-c", "echo \"$0 $1 $X\"", "zero", "one two"]).env("X", "= 3");
+    assert_eq!(sandbox.run_program(program).await?.stdout_lossy(), "zero one two = 3\n");
     let killed = sandbox.run(["sh", "-c", "kill -HUP $$; exit 3"]).await?;
     sandbox
         .run_background(["grep", "^SigIgn:", "/proc/self/status"], "log")

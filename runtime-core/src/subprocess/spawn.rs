@@ -67,7 +67,7 @@ pub(crate) fn launch(groups: &Arc<Groups>, exec: Exec, stdio: Stdio, dir: &Path)
         .arg0(&exec.argv[0])
         .args(&exec.argv[1..])
         .env_clear()
-        .envs(env)
+        .envs(env.iter().map(|(name, value)| (name, value)))
         .current_dir(&exec.workdir)
         .process_group(0)
         .stdin(match stdio.stdin {
@@ -85,7 +85,7 @@ pub(crate) fn launch(groups: &Arc<Groups>, exec: Exec, stdio: Stdio, dir: &Path)
             command.stdout(copy()?).stderr(copy()?);
         }
     }
-    super::signals::set_to_default(&mut command);
+    super::signals::set_to_default(&mut command, &program, &exec.argv, &env);
     let mut attempt = 0;
     let mut child = loop {
         match command.spawn() {
