@@ -73,7 +73,9 @@ pub(crate) fn run_with(target: Arc<dyn Target>, options: &Options, done: &(dyn F
             *slot = Some(report);
         }
     };
-    let (alone, together): (Vec<_>, Vec<_>) = chosen.iter().enumerate().partition(|(_, case)| case.alone);
+    let (alone, mut together): (Vec<_>, Vec<_>) = chosen.iter().enumerate().partition(|(_, case)| case.alone);
+    // Those that may take long begin first, so that nobody waits for them alone.
+    together.sort_by_key(|(_, case)| std::cmp::Reverse(case.deadline));
     let queue: Mutex<VecDeque<_>> = Mutex::new(together.into());
     std::thread::scope(|scope| {
         for _ in 0..options.concurrency.max(1) {

@@ -24,9 +24,7 @@ pub(super) const CASES: &[Case] = &[
     case!("trees/odd-names-come-back", odd_names),
     case!("trees/long-paths-come-back", long_paths),
     case!("trees/an-empty-tree-is-a-directory", empty),
-    case!("trees/ten-thousand-small-files", ten_thousand)
-        .deadline(240)
-        .alone(),
+    case!("trees/ten-thousand-small-files", ten_thousand).deadline(400),
     case!("trees/a-large-file-in-a-tree", large_file).deadline(180),
     case!("trees/an-upload-joins-what-is-there", upload_joins),
     case!("trees/a-download-joins-what-is-there", download_joins),
