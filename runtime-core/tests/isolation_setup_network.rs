@@ -122,7 +122,7 @@ mod suite {
         let (tcp, udp) = (host.to_tcp(), host.to_udp());
         let attempts = format!(
             "(echo stream >{tcp}) 2>/dev/null && echo connected; (echo datagram >{udp}) 2>/dev/null; \
-             echo ${{http_proxy:+proxy}}; echo $(tail -n +3 /proc/net/dev | cut -d: -f1)"
+             echo ${{http_proxy:+proxy}}; readlink /proc/self/ns/net"
         );
         for _ in 0..2 {
             sandbox.prepare_setup().await.expect("setup");
@@ -133,13 +133,8 @@ mod suite {
             host.accept().read_to_string(&mut text).expect("its words");
             assert_eq!(text, "stream\n");
             assert_eq!(host.datagrams(), ["datagram"]);
-            let own = std::fs::read_to_string("/proc/net/dev").expect("interfaces");
-            let own: Vec<&str> = own
-                .lines()
-                .skip(2)
-                .filter_map(|line| line.trim().split(':').next())
-                .collect();
-            assert_eq!(lines[2], own.join(" "), "the host's interfaces");
+            let own = std::fs::read_link("/proc/self/ns/net").expect("a network");
+            assert_eq!(Some(lines[2]), own.to_str(), "the host's network itself");
             // The box is the same otherwise.
             let box_of = "readlink /proc/1/ns/pid; echo $$ $(cat /proc/self/status | grep -c NoNewPrivs:.1); pwd; ls -d /home/* /root/* 2>/dev/null";
             let said = bash(&sandbox, box_of).await;
@@ -148,11 +143,18 @@ mod suite {
                 assert_eq!(bash(&sandbox, format!("{ABSTRACT} {name}")).await, "in");
             }
             // Nothing of the box's own goes by it.
-            assert_eq!(bash(&sandbox, "kill -9 -1; true").await, "");
+            // Once who has started the killer is gone, and its start told.
+            let killer = "until grep -q '^PPid:.1$' /proc/$$/status; do :; done; kill -9 -1; true";
+            assert_eq!(bash(&sandbox, killer).await, "");
             assert_eq!(bash(&sandbox, "echo alive").await, "alive");
 
             sandbox.prepare_execution(Routes::none()).await.expect("the cut");
-            assert_eq!(bash(&sandbox, &attempts).await, "proxy\nlo");
+            let said = bash(&sandbox, &attempts).await;
+            let (proxy, network) = said.split_once('\n').expect("two lines");
+            assert_eq!(proxy, "proxy");
+            assert!(network.starts_with("net:[") && Some(network) != own.to_str(), "{said}");
+            let interfaces = bash(&sandbox, "echo $(tail -n +3 /proc/net/dev | cut -d: -f1)").await;
+            assert_eq!(interfaces, "lo");
             assert!(!host.has_connection() && host.datagrams().is_empty());
             if has_perl {
                 assert_eq!(bash(&sandbox, format!("{ABSTRACT} {name}")).await, "out");
