@@ -13,7 +13,7 @@ use crate::conformance::target::Target;
 use crate::conformance::verdict::{Failure, Verdict};
 
 /// How long the boxes of a case may take to be gone after it.
-const TEARDOWN_PATIENCE: Duration = Duration::from_secs(60);
+const TEARDOWN_PATIENCE: Duration = Duration::from_secs(180);
 
 /// How long a thread may outlive its case's deadline before it is left behind.
 const THREAD_PATIENCE: Duration = Duration::from_secs(30);
