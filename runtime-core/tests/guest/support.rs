@@ -43,11 +43,7 @@ impl Guest {
                 let mut command = wrap(&rendezvous.directory().join("guest"));
                 let (name, value) = rendezvous.token().variable();
                 command.arg("--socket").arg(rendezvous.directory().join("socket"));
-                let child = environment(&mut command)
-                    .env(name, value)
-                    .stdin(Stdio::null())
-                    .spawn()
-                    .unwrap();
+                let child = spawn(environment(&mut command).env(name, value).stdin(Stdio::null()));
                 let link = rendezvous.accept(LONG, options).await.unwrap();
                 Self { link, directory, child }
             }
@@ -62,10 +58,7 @@ impl Guest {
                     .env(name, value)
                     .stdin(Stdio::piped())
                     .stdout(Stdio::piped());
-                let mut child = environment(&mut command)
-                    .env(token.variable().0, token.variable().1)
-                    .spawn()
-                    .unwrap();
+                let mut child = spawn(environment(&mut command).env(token.variable().0, token.variable().1));
                 let reader = tokio::process::ChildStdout::from_std(child.stdout.take().unwrap()).unwrap();
                 let writer = tokio::process::ChildStdin::from_std(child.stdin.take().unwrap()).unwrap();
                 let link = Link::over_stdio(reader, writer, &token, options).await.unwrap();
@@ -126,6 +119,16 @@ impl Drop for Guest {
         self.link.close();
         let _ = self.child.kill();
         let _ = self.child.wait();
+    }
+}
+
+/// A child of another test, between its fork and its program, may hold the file open that was just written.
+fn spawn(command: &mut Command) -> Child {
+    loop {
+        match command.spawn() {
+            Err(error) if error.kind() == std::io::ErrorKind::ExecutableFileBusy => std::thread::yield_now(),
+            spawned => return spawned.unwrap(),
+        }
     }
 }
 
