@@ -558,11 +558,12 @@ impl View {
         );
         let watched = async {
             tokio::select! {
+                // The stop first: it ends programs by a signal, which must not be told as how they ended by themselves.
                 biased;
-                result = work => result,
                 () = self.shared.stop_requested() => {
                     Err(Error::new(ErrorKind::SandboxGone, "the sandbox was stopped while this ran"))
                 }
+                result = work => result,
             }
         };
         let result = watched.instrument(span.clone()).await;

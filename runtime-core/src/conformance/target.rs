@@ -31,6 +31,12 @@ pub trait Target: Send + Sync + 'static {
         1
     }
 
+    /// Whether output may be lost, and told to be by [`ConnectionLost`](crate::ErrorKind::ConnectionLost), when a program
+    /// ends with unread input. An engine's own fault that nothing outside of it can mend.
+    fn tells_of_lost_output(&self) -> bool {
+        false
+    }
+
     /// Whether a second box of the same name is refused while the first lives.
     fn names_are_unique(&self) -> bool {
         false

@@ -237,8 +237,14 @@ mod linux {
                 return Ok(Some(*status));
             }
             let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG;
-            let Some(ended) = waitid(WaitId::PidFd(self.pidfd.as_fd()), options)? else {
-                return Ok(None);
+            let ended = match waitid(WaitId::PidFd(self.pidfd.as_fd()), options) {
+                Ok(Some(ended)) => ended,
+                Ok(None) => return Ok(None),
+                // Reaped since we looked: whoever did so keeps the status before he lets go of the child.
+                Err(error) => {
+                    let _reaper = lock(&self.child);
+                    return self.status.get().map(|status| Some(*status)).ok_or(error.into());
+                }
             };
             let status = match (ended.exit_status(), ended.terminating_signal()) {
                 (Some(code), _) => ExitStatus::exited(code),
@@ -276,13 +282,47 @@ mod linux {
         pub(super) fn reap(&self) -> bool {
             let mut child = lock(&self.child);
             let Some(running) = child.as_mut() else { return true };
-            let _ = self.status();
             match running.try_wait() {
-                Ok(None) => false,
-                Ok(Some(_)) | Err(_) => {
-                    *child = None;
-                    true
+                Ok(None) => return false,
+                Ok(Some(status)) => {
+                    let _ = self.status.set(status.into());
                 }
+                Err(_) => {}
+            }
+            *child = None;
+            true
+        }
+    }
+
+    #[cfg(test)]
+    mod tests {
+        use std::sync::Arc;
+
+        use super::*;
+
+        #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+        async fn a_status_survives_whoever_reaps_meanwhile() {
+            for _ in 0..200 {
+                let child = tokio::process::Command::new("sh").args(["-c", "exit 7"]).spawn();
+                let child = child.expect("started");
+                let pid = child.id().and_then(|id| Pid::from_raw(id.try_into().ok()?));
+                let watch = Arc::new(Watch::new(child, pid.expect("an id")).expect("watched"));
+                let reaper = std::thread::spawn({
+                    let watch = watch.clone();
+                    move || {
+                        while !watch.reap() {
+                            std::hint::spin_loop();
+                        }
+                    }
+                });
+                let status = loop {
+                    if let Some(status) = watch.status().expect("known") {
+                        break status;
+                    }
+                };
+                assert_eq!(status.code(), Some(7));
+                reaper.join().expect("reaped");
+                assert_eq!(watch.ended().await.expect("known").code(), Some(7));
             }
         }
     }

@@ -3,6 +3,7 @@
 use std::fs;
 use std::io;
 use std::os::fd::OwnedFd;
+use std::path::PathBuf;
 
 use rustix::process::{Pid, PidfdFlags, Signal};
 use tokio::io::Interest;
@@ -28,11 +29,29 @@ impl HostProcess {
         is_of(pid, container).then_some(Self { pid, pidfd })
     }
 
+    /// A child of this process, for tests.
+    #[cfg(test)]
+    pub(super) fn of_child(pid: u32) -> io::Result<Self> {
+        let pid = i32::try_from(pid).ok().and_then(Pid::from_raw);
+        let pid = pid.ok_or(io::ErrorKind::InvalidInput)?;
+        let pidfd = rustix::process::pidfd_open(pid, PidfdFlags::NONBLOCK)?;
+        Ok(Self { pid, pidfd })
+    }
+
+    /// Its id on this host.
+    pub(crate) fn id(&self) -> i64 {
+        self.pid.as_raw_nonzero().get().into()
+    }
+
+    /// Where what it has open under this number is found.
+    pub(super) fn descriptor(&self, number: u32) -> PathBuf {
+        PathBuf::from(format!("/proc/{}/fd/{number}", self.pid))
+    }
+
     /// Its id in the container's own namespace.
     pub(crate) fn inner_pid(&self) -> Option<u32> {
         let status = fs::read_to_string(format!("/proc/{}/status", self.pid)).ok()?;
-        let line = status.lines().find_map(|line| line.strip_prefix("NSpid:"))?;
-        line.split_whitespace().next_back()?.parse().ok()
+        field(&status, "NSpid:")?.split_whitespace().next_back()?.parse().ok()
     }
 
     /// Whether it has not ended.
@@ -71,6 +90,35 @@ fn watch(pidfd: OwnedFd) -> io::Result<AsyncFd<OwnedFd>> {
 /// Whether a process of this host belongs to the container, by its control groups.
 fn is_of(pid: Pid, container: &str) -> bool {
     fs::read_to_string(format!("/proc/{pid}/cgroup")).is_ok_and(|groups| groups.contains(container))
+}
+
+/// The process with this mark that came into the container from outside: the leader of what was started with it.
+/// Blocks for some milliseconds.
+pub(crate) fn marked_leader(container: &str, marker: &str) -> Option<HostProcess> {
+    processes().find_map(|pid| {
+        let (state, group, _) = stat(pid)?;
+        let is_leader = group == i64::from(pid.as_raw_nonzero().get()) && !matches!(state, 'Z' | 'X');
+        let wanted = || is_of(pid, container) && is_marked(pid, marker) && is_from_outside(pid) == Some(true);
+        if !is_leader || !wanted() {
+            return None;
+        }
+        // Looked at again once a descriptor keeps its id its own.
+        let process = HostProcess::open(pid.as_raw_nonzero().get().into(), container)?;
+        wanted().then_some(process)
+    })
+}
+
+/// Whether the parent of a process is in fewer process namespaces than itself.
+fn is_from_outside(pid: Pid) -> Option<bool> {
+    let status = |pid: &str| fs::read_to_string(format!("/proc/{pid}/status")).ok();
+    let depth = |status: &str| Some(field(status, "NSpid:")?.split_whitespace().count());
+    let own = status(&pid.to_string())?;
+    Some(depth(&status(field(&own, "PPid:")?)?)? < depth(&own)?)
+}
+
+/// The value of a line of a status file.
+fn field<'a>(status: &'a str, name: &str) -> Option<&'a str> {
+    Some(status.lines().find_map(|line| line.strip_prefix(name))?.trim())
 }
 
 /// What is left of a program in a container.
@@ -155,6 +203,16 @@ fn is_marked(pid: Pid, marker: &str) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_value_of_a_status_file_is_found_by_its_name() {
+        let status = "Name:\tsh\nPPid:\t17\nNSpid:\t99\t4\n";
+        assert_eq!(field(status, "PPid:"), Some("17"));
+        assert_eq!(field(status, "NSpid:"), Some("99\t4"));
+        assert_eq!(field(status, "Pid:"), None);
+        let own = rustix::process::getpid();
+        assert_eq!(is_from_outside(own), Some(false));
+    }
 
     #[test]
     fn a_name_with_parentheses_does_not_confuse_the_fields() {

@@ -3,6 +3,7 @@
 mod background;
 pub(crate) mod files;
 mod host;
+mod paced;
 mod process;
 mod request;
 mod start_failure;

@@ -1,23 +1,25 @@
 //! A program through the Engine API's exec: its streams, its end, its signals.
 
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use bollard::container::LogOutput;
 use bollard::exec::{StartExecOptions, StartExecResults};
-use futures_util::StreamExt;
+use futures_util::{Stream, StreamExt};
 use runtime_core::{
     Error, ErrorKind, Exec, ExitStatus, Process, ProcessControl, ProcessStderr, ProcessStdin, ProcessStdout, Result,
     Signal, StdinMode,
 };
-use tokio::io::DuplexStream;
-use tokio::sync::{Notify, watch};
+use tokio::io::{AsyncWrite, DuplexStream};
+use tokio::sync::{Notify, oneshot, watch};
 use tokio::task::AbortHandle;
 use tokio::time::{Instant, sleep};
 
 use super::host::{self, HostProcess, Leftovers};
+use super::paced;
 use super::request::{self, MARKER};
 use super::start_failure;
 use super::streams::{EofOnDrop, Sinks};
@@ -27,6 +29,9 @@ use crate::engine::Engine;
 /// Bytes of each stream that are kept while the other one is read. Both come over one connection, so an unread stream
 /// holds the other back once it has this much.
 const BUFFER: usize = 2 << 20;
+
+/// Bytes of standard input that are kept for a program that does not read it yet.
+const INPUT: usize = 64 << 10;
 
 /// Bytes that the connection is read with.
 const CHUNK: usize = 256 << 10;
@@ -43,8 +48,17 @@ const MOST_HELD: usize = 64 << 10;
 /// How long a status that looks like a refusal of the kernel may wait for its reason.
 const REFUSAL_GRACE: Duration = Duration::from_millis(100);
 
+/// Podman's code for a program of which it does not know whether it was started.
+const UNKNOWN: i64 = 125;
+
+/// How long a program of which the engine knows nothing is looked for.
+const MARKED_TIMEOUT: Duration = Duration::from_secs(10);
+
 /// How long a status that looks like the box's death may wait for the news of it.
 const DEATH_GRACE: Duration = Duration::from_millis(100);
+
+type Output = Pin<Box<dyn Stream<Item = std::result::Result<LogOutput, bollard::errors::Error>> + Send>>;
+type Input = Pin<Box<dyn AsyncWrite + Send>>;
 
 /// What runs programs in one container.
 pub(crate) struct Commands {
@@ -81,12 +95,12 @@ impl Commands {
         let config = request::request(&exec, &marker)?;
         let piped = exec.stdin == StdinMode::Piped;
         let program = exec.argv.first().map(|program| program.to_string_lossy().into_owned());
-        let client = &self.engine.client;
-        let created = client.create_exec(&self.container, config).await;
+        let created = self.engine.client.create_exec(&self.container, config).await;
         let created = created.map_err(|error| self.gone_if_missing("preparing a program", error))?;
         let inner = Arc::new(Inner {
             commands: self.clone(),
             exec: created.id,
+            is_paced: piped && self.engine.kind == EngineKind::Podman,
             marker,
             program: program.unwrap_or_default(),
             state: Mutex::new(State::default()),
@@ -94,40 +108,52 @@ impl Commands {
             eof: watch::Sender::new(false),
             killed: watch::Sender::new(false),
             wake: Notify::new(),
+            task: OnceLock::new(),
         });
         // From here on a dropped future kills what may have been started.
         let armed = Arc::new(AtomicBool::new(true));
-        let mut control = EngineProcess {
+        let control = EngineProcess {
             inner: inner.clone(),
-            task: None,
             armed: armed.clone(),
-        };
-        let options = StartExecOptions {
-            detach: false,
-            tty: false,
-            output_capacity: Some(CHUNK),
-        };
-        let started = client.start_exec(&inner.exec, Some(options)).await;
-        let started = started.map_err(|error| self.gone_if_missing("starting a program", error));
-        let (output, input) = match started {
-            Ok(StartExecResults::Attached { output, input }) => (output, input),
-            Ok(StartExecResults::Detached) => {
-                return Err(Error::new(
-                    ErrorKind::Protocol,
-                    "the engine did not attach to the program",
-                ));
-            }
-            Err(error) => return Err(error),
         };
         let (stdout, out) = tokio::io::duplex(BUFFER);
         let (stderr, err) = tokio::io::duplex(BUFFER);
+        let (ready, attached) = oneshot::channel();
         let task = tokio::spawn({
             let inner = inner.clone();
-            async move { tokio::join!(inner.forward(output, out, err), inner.watch(find)) }
+            async move {
+                let (output, input) = match inner.attach().await {
+                    Ok(streams) => streams,
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                        return;
+                    }
+                };
+                let input = EofOnDrop(Some(input));
+                let (stdin, paced) = if inner.is_paced {
+                    let (stdin, paced) = tokio::io::duplex(INPUT);
+                    (Some(ProcessStdin::new(stdin)), Some((paced, input)))
+                } else {
+                    (piped.then(|| ProcessStdin::new(input)), None)
+                };
+                let _ = ready.send(Ok(stdin));
+                let feed = async {
+                    if let Some((from, to)) = paced {
+                        inner.feed(from, to).await;
+                    }
+                };
+                tokio::join!(
+                    inner.forward(output, out, err),
+                    inner.watch(find || inner.is_paced),
+                    feed
+                );
+            }
         });
-        control.task = Some(task.abort_handle());
+        // Not set before: this is the one place that sets it.
+        let _ = inner.task.set(task.abort_handle());
+        let stdin = attached.await.map_err(|_| lost())??;
         let process = Process::new(
-            piped.then(|| ProcessStdin::new(EofOnDrop(Some(input)))),
+            stdin,
             Some(ProcessStdout::new(stdout)),
             Some(ProcessStderr::new(stderr)),
             Arc::new(control),
@@ -186,6 +212,12 @@ struct State {
     suspicion: Option<Error>,
     /// All output so far, where it may be the kernel's reason for refusing the program.
     refusal: Option<Error>,
+    /// A kill was begun that has not ended.
+    is_dying: bool,
+    /// Nobody can ask for the program any more.
+    is_forgotten: bool,
+    /// The engine broke the streams off, perhaps before all output had come.
+    is_broken_off: bool,
 }
 
 /// What the engine says of an exec.
@@ -198,6 +230,8 @@ enum Seen {
 struct Inner {
     commands: Arc<Commands>,
     exec: String,
+    /// Podman loses output over unread input.
+    is_paced: bool,
     marker: String,
     /// The first of its arguments.
     program: String,
@@ -208,9 +242,28 @@ struct Inner {
     killed: watch::Sender<bool>,
     /// Wakes the watch from its laziness.
     wake: Notify,
+    /// Holds the connection to the program.
+    task: OnceLock<AbortHandle>,
 }
 
 impl Inner {
+    /// Starts the program, connected to its streams.
+    async fn attach(&self) -> Result<(Output, Input)> {
+        let options = StartExecOptions {
+            detach: false,
+            tty: false,
+            output_capacity: Some(CHUNK),
+        };
+        let started = self.commands.engine.client.start_exec(&self.exec, Some(options)).await;
+        match started.map_err(|error| self.commands.gone_if_missing("starting a program", error))? {
+            StartExecResults::Attached { output, input } => Ok((output, input)),
+            StartExecResults::Detached => Err(Error::new(
+                ErrorKind::Protocol,
+                "the engine did not attach to the program",
+            )),
+        }
+    }
+
     /// Resolves when the program runs or has run.
     async fn started(&self) -> Result<()> {
         let mut phase = self.phase.subscribe();
@@ -230,10 +283,7 @@ impl Inner {
     }
 
     /// Takes the two streams apart. Output that looks like the engine's own words is held back until it is known.
-    async fn forward<S>(&self, mut output: S, out: DuplexStream, err: DuplexStream)
-    where
-        S: futures_util::Stream<Item = std::result::Result<LogOutput, bollard::errors::Error>> + Send + Unpin,
-    {
+    async fn forward(&self, mut output: Output, out: DuplexStream, err: DuplexStream) {
         let mut sinks = Sinks {
             out: Some(out),
             err: Some(err),
@@ -264,6 +314,9 @@ impl Inner {
                 }
             };
             match next {
+                Some(Ok(LogOutput::StdErr { message })) if self.is_paced && start_failure::is_broken_off(&message) => {
+                    lock(&self.state).is_broken_off = true;
+                }
                 Some(Ok(chunk)) => {
                     lock(&self.state).refusal = match &chunk {
                         LogOutput::StdErr { message } if is_first => {
@@ -308,6 +361,24 @@ impl Inner {
                     sinks.write(chunk).await;
                 }
             }
+        }
+    }
+
+    /// Hands standard input on as fast as the program reads it, until it ends.
+    async fn feed(&self, from: DuplexStream, to: impl AsyncWrite + Unpin) {
+        let mut phase = self.phase.subscribe();
+        let mut ended = self.phase.subscribe();
+        let feed = async {
+            let started = phase.wait_for(|phase| !matches!(phase, Phase::Starting)).await;
+            drop(started);
+            let process = lock(&self.state).process.clone();
+            paced::forward(from, to, process).await;
+        };
+        tokio::select! {
+            // One that has ended is given nothing more.
+            biased;
+            _ = ended.wait_for(|phase| matches!(phase, Phase::Ended(_))) => {}
+            () = feed => {}
         }
     }
 
@@ -361,6 +432,10 @@ impl Inner {
         match (inspect.running, inspect.exit_code) {
             (Some(true), _) if leader > 0 => Ok(Seen::Running(leader)),
             (Some(true), _) => Ok(Seen::Starting),
+            // Podman has a code of 0 from the first, and tells what ended from what did not start by this.
+            _ if self.commands.engine.kind == EngineKind::Podman && inspect.can_remove == Some(false) => {
+                Ok(Seen::Starting)
+            }
             (_, Some(code)) => Ok(Seen::Ended { code, leader }),
             _ => Ok(Seen::Starting),
         }
@@ -426,6 +501,19 @@ impl Inner {
             137 => self.commands.check_box().await?,
             _ => {}
         }
+        if self.is_paced {
+            let mut eof = self.eof.subscribe();
+            let _ = tokio::time::timeout(Duration::from_secs(2), eof.wait_for(|eof| *eof)).await;
+            if lock(&self.state).is_broken_off {
+                return Err(Error::new(
+                    ErrorKind::ConnectionLost,
+                    format!(
+                        "Podman broke the streams off when the program ended with code {code} and unread input: output may \
+                         be lost"
+                    ),
+                ));
+            }
+        }
         Ok(ExitStatus::exited(code))
     }
 
@@ -439,22 +527,54 @@ impl Inner {
     /// Finds the leader with questions of its own: the task that watches may be gone with its executor.
     async fn find(&self) -> Result<()> {
         let until = Instant::now() + START_TIMEOUT;
+        let mut delay = Duration::from_millis(5);
         while lock(&self.state).leader.is_none() && self.end().is_none() {
             match self.look().await? {
                 Seen::Running(leader) => drop(self.learn(leader)),
-                Seen::Ended { leader, .. } => {
-                    if leader > 0 {
-                        lock(&self.state).leader = Some(leader);
-                    }
+                Seen::Ended { leader, .. } if leader > 0 => {
+                    lock(&self.state).leader = Some(leader);
                     return Ok(());
                 }
+                Seen::Ended { code: UNKNOWN, .. } if self.commands.engine.kind == EngineKind::Podman => {
+                    return self.find_marked().await;
+                }
+                Seen::Ended { .. } => return Ok(()),
                 Seen::Starting if Instant::now() > until => {
                     return Err(Error::new(ErrorKind::Timeout, "the program has no process id yet"));
                 }
-                Seen::Starting => sleep(Duration::from_millis(5)).await,
+                Seen::Starting => {
+                    sleep(delay).await;
+                    delay = (delay * 3 / 2).min(Duration::from_millis(100));
+                }
             }
         }
         Ok(())
+    }
+
+    /// Finds the leader by its mark. Podman takes a program whose connection broke before it ran for ended, and starts it
+    /// all the same.
+    async fn find_marked(&self) -> Result<()> {
+        if !self.commands.is_local() {
+            return Ok(());
+        }
+        let until = Instant::now() + MARKED_TIMEOUT;
+        let mut delay = Duration::from_millis(20);
+        loop {
+            let (container, marker) = (self.commands.container.clone(), self.marker.clone());
+            let found = tokio::task::spawn_blocking(move || host::marked_leader(&container, &marker)).await;
+            if let Ok(Some(process)) = found {
+                let mut state = lock(&self.state);
+                state.leader = Some(process.id());
+                state.inner_pid = process.inner_pid();
+                state.process = Some(Arc::new(process));
+                return Ok(());
+            }
+            if Instant::now() > until || self.commands.init.as_ref().is_some_and(|init| !init.is_alive()) {
+                return Ok(());
+            }
+            sleep(delay).await;
+            delay = (delay * 3 / 2).min(Duration::from_secs(1));
+        }
     }
 
     /// Signals the group of the program.
@@ -533,6 +653,20 @@ impl Inner {
             tracing::debug!(%error, "a program may run on in the box");
         }
         self.kill_leftovers().await;
+        let mut state = lock(&self.state);
+        state.is_dying = false;
+        self.hang_up_if_unwanted(&state);
+    }
+
+    /// Ends the connection to a program that nobody can ask for, but not while it is being killed: Podman would lose sight
+    /// of one that is still to start.
+    fn hang_up_if_unwanted(&self, state: &State) {
+        if state.is_forgotten
+            && !state.is_dying
+            && let Some(task) = self.task.get()
+        {
+            task.abort();
+        }
     }
 }
 
@@ -562,7 +696,6 @@ fn lost() -> Error {
 
 struct EngineProcess {
     inner: Arc<Inner>,
-    task: Option<AbortHandle>,
     /// Whether a kill is still owed.
     armed: Arc<AtomicBool>,
 }
@@ -595,6 +728,7 @@ impl ProcessControl for EngineProcess {
 
     fn start_kill(&self) {
         if self.armed.swap(false, Ordering::SeqCst) {
+            lock(&self.inner.state).is_dying = true;
             runtime_core::detach(self.inner.clone().kill());
         }
     }
@@ -608,8 +742,8 @@ impl ProcessControl for EngineProcess {
 impl Drop for EngineProcess {
     fn drop(&mut self) {
         self.start_kill();
-        if let Some(task) = &self.task {
-            task.abort();
-        }
+        let mut state = lock(&self.inner.state);
+        state.is_forgotten = true;
+        self.inner.hang_up_if_unwanted(&state);
     }
 }

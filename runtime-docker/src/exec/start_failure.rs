@@ -56,6 +56,26 @@ pub(crate) fn recognize_refusal(stderr: &[u8], program: &str) -> Option<Error> {
     Some(Error::new(kind, format!("{program}: {reason}")))
 }
 
+/// Whether Podman says here that it gave up a program's streams. Its monitor went away with input that nobody had read,
+/// and a socket that ends so loses what is still on the way to Podman.
+pub(crate) fn is_broken_off(stderr: &[u8]) -> bool {
+    let text = std::str::from_utf8(stderr)
+        .ok()
+        .and_then(|text| text.strip_suffix('\n'));
+    text.is_some_and(|text| {
+        ["Error: read unixpacket ", "Error: write unixpacket "]
+            .iter()
+            .any(|start| text.starts_with(start))
+            && [
+                "/attach: read: connection reset by peer",
+                "/attach: write: connection reset by peer",
+                "/attach: write: broken pipe",
+            ]
+            .iter()
+            .any(|end| text.ends_with(end))
+    })
+}
+
 /// The kind of a message such as `exec: "x": executable file not found in $PATH`.
 pub(crate) fn classify(detail: &str) -> Error {
     let missing = detail.contains("no such file or directory") || detail.contains("not found");
@@ -152,6 +172,24 @@ mod tests {
             ("exec /bin/x: no idea\n", "x"),
         ] {
             assert_eq!(kind(text, program), None, "{text}");
+        }
+    }
+
+    #[test]
+    fn podman_says_that_it_gave_the_streams_up() {
+        for text in [
+            "Error: read unixpacket @->/proc/self/fd/16/attach: read: connection reset by peer\n",
+            "Error: write unixpacket @->/proc/self/fd/9/attach: write: broken pipe\n",
+        ] {
+            assert!(is_broken_off(text.as_bytes()), "{text}");
+        }
+        for text in [
+            "",
+            "Error: read unixpacket\n",
+            "x\nError: read unixpacket @->/proc/self/fd/16/attach: read: connection reset by peer\n",
+            "Error: read unixpacket @->/proc/self/fd/16/attach: read: connection reset by peer",
+        ] {
+            assert!(!is_broken_off(text.as_bytes()), "{text}");
         }
     }
 

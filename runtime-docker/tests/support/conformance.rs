@@ -57,6 +57,11 @@ impl Target for Engine {
         if self.exec == ExecMode::Engine { 4 } else { 1 }
     }
 
+    fn tells_of_lost_output(&self) -> bool {
+        // Its sockets lose what is on the way when input is left unread.
+        self.kind == EngineKind::Podman && self.exec == ExecMode::Engine
+    }
+
     fn cache(&self) -> CacheDir {
         CacheDir::at(self.cache.path())
     }
