@@ -44,6 +44,7 @@ mod process;
 mod proxy;
 mod rules;
 mod server;
+mod signals;
 mod signature;
 mod state;
 mod templates;
@@ -103,6 +104,10 @@ impl Emulator {
             .thread_name("e2b-emulator")
             .enable_all()
             .build()?;
+        {
+            let _context = runtime.enter();
+            signals::handle_ignored();
+        }
         let (stop, stopped) = oneshot::channel();
         let served = state.clone();
         let thread = std::thread::Builder::new().name("e2b-emulator".into()).spawn(move || {
