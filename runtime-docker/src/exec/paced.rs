@@ -30,8 +30,8 @@ const FIRST: Duration = Duration::from_millis(50);
 /// The longest time between two looks at a pipe that stays full.
 const MOST_PATIENCE: Duration = Duration::from_millis(20);
 
-/// Hands `from` on to `to` until its end, at the pace at which `process` reads, and closes `to`. Ends early when nobody
-/// reads `to` any more.
+/// Hands `from` on to `to` until its end, at the pace at which `process` reads, and closes `to`. Ends early with the
+/// process, or when nobody reads `to` any more.
 pub(super) async fn forward(
     mut from: impl AsyncRead + Unpin,
     mut to: impl AsyncWrite + Unpin,
@@ -50,13 +50,13 @@ pub(super) async fn forward(
             if std::mem::take(&mut is_first) {
                 sleep(FIRST).await;
             }
-            if !process.is_alive() {
-                return;
-            }
             let mut patience = TRANSIT;
             while unread(process).is_some_and(|bytes| bytes > ENOUGH) {
                 sleep(patience).await;
                 patience = (patience * 2).min(MOST_PATIENCE);
+            }
+            if !process.is_alive() {
+                return;
             }
         }
         if to.write_all(&piece).await.is_err() || to.flush().await.is_err() {
@@ -123,7 +123,7 @@ mod tests {
         assert!(!forwarded.is_finished());
         child.kill().expect("killed");
         child.wait().expect("ended");
-        // Nothing is known of a pipe without a program: the rest is handed on, to nobody.
+        // The rest is not handed on.
         forwarded.await.expect("ended");
     }
 
