@@ -522,9 +522,9 @@ fn reaped(world: &World) -> Value {
 fn a_box_that_the_second_interrupt_left_is_found_and_deleted_by_reap() {
     for (signal, expected) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let world = World::new();
-        // It does not obey, so that deleting the box takes seconds.
-        let stubborn = "trap '' TERM; echo ready; while :; do sleep 0.05; done";
-        let mut running = world.start(&[], &shell(stubborn));
+        // Many files, so that deleting the box takes longer than a second signal.
+        let many = "mkdir many; i=0; while [ $i -lt 10000 ]; do : >many/$i; i=$((i + 1)); done; echo ready; sleep 60";
+        let mut running = world.start(&[], &shell(many));
         assert_eq!(running.line(), "ready");
         running.signal(signal);
         assert!(line(&mut running.stderr).starts_with("stopping the sandbox"));
